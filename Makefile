@@ -1,0 +1,68 @@
+# Two commands: `make demo` and `make test`. They need Python 3.11 or newer, make and a package index.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+OLD := import sys; sys.exit(sys.version_info < (3, 11))
+
+# The first interpreter that is new enough; set PYTHON to choose another.
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
+	if $$name -c '$(OLD)' >/dev/null 2>&1; then echo $$name; break; fi; done)
+
+# One thread per process: tests and workers run side by side, and results do not depend on the count.
+export OMP_NUM_THREADS := 1
+
+.PHONY: help demo test check lock clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.pliant ## run the main job on the embedded digits
+	@$(BIN)/pliant demo
+
+test: check ## run the checks, then every test that is not marked slow
+	@echo "· tests"
+	@$(BIN)/python -m pytest -n 2 -m "not slow"
+
+check: $(VENV)/.pliant $(VENV)/.dev ## format, lint, types and layers
+	@echo "· ruff, mypy, import-linter"
+	@$(BIN)/ruff format --quiet --check . || { echo "run \`$(BIN)/ruff format\`" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-logo
+
+lock: $(VENV)/.pliant $(VENV)/.dev ## write the lock files anew from what .venv holds
+	@$(BIN)/python requirements/lock.py
+
+clean: ## remove .venv and caches; runs and data stay
+	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist
+	@find src tests requirements -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is touched when its step is done, so that a second run installs nothing.
+$(VENV)/.made:
+	@if ! $(or $(PYTHON),false) -c '$(OLD)' 2>/dev/null; then \
+		echo "pliant needs Python 3.11 or newer: install it, or name it with \`make PYTHON=…\`" >&2; exit 1; fi
+	@echo "· $(VENV), with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch first and alone: the index decides which build fits this machine (see docs/adr/0002).
+$(VENV)/.torch: requirements/torch.txt $(VENV)/.made
+	@echo "· torch (the largest part; this can take minutes)"
+	@$(PIP) -r $<
+	@touch $@
+
+$(VENV)/.lock: requirements/lock.txt $(VENV)/.torch
+	@echo "· libraries of $<"
+	@$(PIP) --no-deps --require-hashes -r $<
+	@touch $@
+
+$(VENV)/.pliant: pyproject.toml $(VENV)/.lock
+	@echo "· pliant itself"
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/lock-dev.txt $(VENV)/.lock
+	@echo "· tools of $<"
+	@$(PIP) --no-deps --require-hashes -r $<
+	@touch $@

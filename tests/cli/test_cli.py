@@ -1,0 +1,173 @@
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from pliant import cli
+
+COMMANDS = """
+from pliant.extras import need
+
+def fine(count: int = 1) -> None:
+    "Count.\\n\\nExample: pliant fine --count 2"
+    print("counted", count)
+
+def code() -> int:
+    return 7
+
+def value() -> None:
+    raise ValueError("images.idx: expected 784 bytes,\\n    got 3")
+
+def missing() -> None:
+    open("/no/such/file")
+
+def full() -> None:
+    raise OSError(28, "No space left on device")
+
+def lookup() -> None:
+    raise LookupError("no data set is called 'mnits': there are mnist, cifar10")
+
+def slip() -> None:
+    {}["weight"]
+
+def extra() -> None:
+    need("no_such_library", "report")
+
+def stopped() -> None:
+    raise KeyboardInterrupt
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Return a function that runs a made-up command and gives (exit code, output, errors)."""
+    (tmp_path / "made_up.py").write_text(COMMANDS)
+    (tmp_path / "made_up_extra.py").write_text("from made_up import *\nneed('no_such', 'report')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = [line[4:].partition("(")[0] for line in COMMANDS.splitlines() if line[:4] == "def "]
+    made_up = [(name, f"made_up:{name}", "Test.") for name in names]
+    made_up.append(("late", "made_up_extra:fine", "Test."))
+    monkeypatch.setattr(cli, "COMMANDS", tuple(made_up))
+
+    def run(*arguments):
+        code = cli.main(arguments)
+        return code, *capsys.readouterr()
+
+    yield run
+    for name in ("made_up", "made_up_extra"):
+        sys.modules.pop(name, None)
+
+
+def pliant(*arguments, **settings):
+    environment = {**os.environ, **settings}
+    command = [sys.executable, "-m", "pliant", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_a_command_that_ends_well_gives_zero(run):
+    assert run("fine", "--count", "3") == (0, "counted 3\n", "")
+
+
+def test_a_command_may_choose_its_code(run):
+    assert run("code") == (7, "", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "line"),
+    [
+        ("value", 2, "images.idx: expected 784 bytes, got 3"),
+        ("missing", 2, "[Errno 2] No such file or directory: '/no/such/file'"),
+        ("full", 1, "[Errno 28] No space left on device"),
+        ("lookup", 2, "no data set is called 'mnits': there are mnist, cifar10"),
+        ("slip", 1, "internal error, KeyError: 'weight' (--debug shows where)"),
+        ("extra", 2, "no_such_library is not installed: run `pip install 'pliant[report]'`"),
+        ("late", 2, "no_such is not installed: run `pip install 'pliant[report]'`"),
+        ("stopped", 130, "interrupted"),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(run, command, code, line):
+    assert run(command) == (code, "", f"pliant: {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["fien"], "expected a command (fine, code, value,"),
+        (["--verbos"], "got '--verbos'"),
+        (["fine", "--cuont", "3"], "--cuont"),
+        (["fine", "--count", "three"], "three"),
+        (["fine", "3", "4"], "4"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_two(run, arguments, part):
+    code, output, errors = run(*arguments)
+    assert (code, output) == (2, "")
+    assert part in errors
+    assert errors.startswith("pliant: ")
+    assert errors.endswith("(see `pliant --help`)\n")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "value"], ["value", "--debug"]])
+def test_debug_anywhere_shows_the_traceback(run, arguments):
+    code, _, errors = run(*arguments)
+    assert code == 2
+    assert "Traceback (most recent call last)" in errors
+    assert "made_up.py" in errors
+
+
+def test_a_misspelt_command_loads_no_other(run):
+    run("fien")
+    assert "made_up" not in sys.modules
+
+
+def test_help_lists_the_commands_and_loads_none(run):
+    code, output, errors = run("--help")
+    assert (code, errors) == (0, "")
+    assert "lookup: Test." in output
+    assert "Exit codes: 0" in output
+    assert "made_up" not in sys.modules
+
+
+def test_help_that_is_not_for_a_terminal_is_plain(run):
+    _, output, _ = run("fine", "--help")
+    assert "Example: pliant fine --count 2" in output
+    assert output.isascii()
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in cli.COMMANDS])
+def test_every_command_has_help_with_an_example(name, capsys):
+    assert cli.main([name, "--help"]) == 0
+    assert f"Example: pliant {name}" in capsys.readouterr().out
+
+
+def test_the_version_is_told():
+    answer = pliant("--version")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.startswith("pliant 0.")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a terminal of POSIX")
+def test_no_color_is_honoured_on_a_terminal():
+    assert "\x1b[" in on_a_terminal({"TERM": "xterm-256color"})
+    assert "\x1b[3" not in on_a_terminal({"TERM": "xterm-256color", "NO_COLOR": "1"})
+
+
+def on_a_terminal(settings):
+    """Return what `pliant --help` writes to a terminal."""
+    import pty
+
+    plain = {name: text for name, text in os.environ.items() if name not in ("NO_COLOR", "TERM")}
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "pliant", "--help"]
+    with subprocess.Popen(command, stdout=theirs, env=plain | settings) as process:
+        os.close(theirs)
+        written = b""
+        with suppress(OSError):  # Linux says so when the other side has closed
+            while chunk := os.read(ours, 4096):
+                written += chunk
+        assert process.wait(30) == 0
+    os.close(ours)
+    return written.decode()

@@ -1,0 +1,93 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.value import Count, Fraction, NonNegative, Value, decode, encode
+
+
+class Spring(Value, frozen=True, tag="spring"):
+    mu: NonNegative = 0.01
+
+
+class Cut(Value, frozen=True, tag="cut"):
+    layer: Count = 1
+    rates: tuple[Fraction, ...] = ()
+
+
+class Run(Value, frozen=True):
+    method: Spring | Cut = Spring()
+    name: str | None = None
+
+
+def test_a_wrong_number_is_refused_in_python_and_in_plain_data():
+    with pytest.raises(ValueError, match=r"Expected `float` >= 0.0 - at `\$.mu` of Spring, got -1"):
+        Spring(mu=-1.0)
+    with pytest.raises(ValueError, match=r"Expected `float` >= 0.0 - at `\$.mu`"):
+        decode({"type": "spring", "mu": -1.0}, Spring)
+
+
+def test_no_number_is_not_a_number():
+    with pytest.raises(ValueError, match=r"Expected `float` >= 0\.0"):
+        Spring(mu=math.nan)
+
+
+@pytest.mark.parametrize("wrong", ["0.1", None, [0.1]])
+def test_a_wrong_type_is_refused(wrong):
+    with pytest.raises(ValueError, match="Expected `float`, got"):
+        Spring(mu=wrong)
+
+
+def test_a_boolean_is_no_count():
+    with pytest.raises(ValueError, match="Expected `int`, got `bool`"):
+        Cut(layer=True)
+
+
+def test_the_message_names_the_place_inside_a_sequence():
+    with pytest.raises(ValueError, match=r"at `\$.rates\[1\]` of Cut, got \(0.5, 2.0\)"):
+        Cut(rates=(0.5, 2.0))
+
+
+def test_the_message_names_the_place_inside_another_value():
+    with pytest.raises(ValueError, match=r"Expected `int` >= 1 - at `\$.method.layer`"):
+        decode({"method": {"type": "cut", "layer": 0}}, Run)
+
+
+def test_unknown_keys_are_errors():
+    with pytest.raises(ValueError, match="unknown field `mew`"):
+        decode({"type": "spring", "mew": 0.1}, Spring)
+
+
+def test_an_unknown_kind_is_an_error():
+    with pytest.raises(ValueError, match=r"Invalid value 'sprung' - at `\$.method.type`"):
+        decode({"method": {"type": "sprung"}}, Run)
+
+
+def test_what_is_meant_takes_the_place_of_what_was_given():
+    cut = Cut(rates=[0, 1])
+    assert cut.rates == (0.0, 1.0)
+    assert isinstance(cut.rates[0], float)
+    assert isinstance(Spring(mu=1).mu, float)
+
+
+def test_a_value_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        Spring().mu = 2.0
+
+
+def test_equal_values_have_one_hash():
+    assert len({Run(Cut(3, [0.5])), Run(Cut(3, (0.5,))), Run(Cut(4, (0.5,)))}) == 2
+
+
+values = st.builds(
+    Run,
+    method=st.builds(Spring, mu=st.floats(0, 1e300))
+    | st.builds(Cut, layer=st.integers(1, 2**63 - 1), rates=st.lists(st.floats(0, 1), max_size=4)),
+    name=st.none() | st.text(),
+)
+
+
+@given(values)
+def test_a_value_survives_encoding(value):
+    assert decode(encode(value), Run) == value
