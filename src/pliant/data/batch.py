@@ -1,0 +1,94 @@
+"""Mini-batches drawn and augmented by address, so that any one of them can be asked for alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pliant.data.images import Images, Indices
+from pliant.rng import Address, stream
+from pliant.value import Count, Natural, Value
+
+Batch = tuple[Tensor, Tensor]  # (batch, channel, h, w) float32 and (batch,) int64
+
+
+class CropFlip(Value, frozen=True, tag="crop_flip"):
+    """Shift each image by up to `pad` pixels (black comes in) and mirror half of them."""
+
+    pad: Natural = 4
+    is_flipped: bool = True
+
+    def apply(self, pixels: Tensor, rng: np.random.Generator) -> Tensor:
+        """Return new pixels of the same shape."""
+        count, _, height, width = pixels.shape
+        top = torch.from_numpy(rng.integers(0, 2 * self.pad + 1, count))
+        left = torch.from_numpy(rng.integers(0, 2 * self.pad + 1, count))
+        mirrored = torch.from_numpy(rng.random(count) < 0.5) & self.is_flipped
+        padded = torch.nn.functional.pad(pixels, (self.pad,) * 4)
+        rows = top[:, None] + torch.arange(height)
+        columns = left[:, None] + torch.arange(width)
+        columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+        image = torch.arange(count)[:, None, None]
+        # indices around the channel axis bring it to the end: (batch, h, w, channel)
+        return padded[image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """The mini-batches of one pass over some images, by number."""
+
+    images: Images
+    order: Tensor  # the indices in the order of this pass
+    size: int
+    seed: int
+    address: tuple[Address, ...]
+    augment: CropFlip | None = None
+    is_short_dropped: bool = False
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.order), self.size)
+        return whole if self.is_short_dropped or not rest else whole + 1
+
+    def __getitem__(self, number: int) -> Batch:
+        """Return batch `number`, normalised, with its labels."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"Expected a batch from 0 to {len(self) - 1}, got {number}")
+        chosen = self.order[number * self.size : (number + 1) * self.size]
+        pixels = self.images.pixels[chosen]
+        if self.augment is not None:
+            rng = stream(self.seed, "augment", *self.address, number)
+            pixels = self.augment.apply(pixels, rng)
+        return self.images.normalise(pixels), self.images.labels[chosen]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self[number] for number in range(len(self)))
+
+
+def batches(
+    images: Images,
+    indices: Indices,
+    size: Count,
+    seed: int,
+    *address: Address,
+    augment: CropFlip | None = None,
+    is_short_dropped: bool = False,
+) -> Batches:
+    """Shuffle the images at `indices` by (seed, "batch", *address) and cut them into batches.
+
+    The address says which pass this is: round, device and epoch for a device's training. A last
+    batch that is short is kept unless asked otherwise.
+    """
+    if size < 1:
+        raise ValueError(f"Expected batches of at least 1 image, got {size}")
+    order = stream(seed, "batch", *address).permutation(np.asarray(indices, np.int64))
+    return Batches(
+        images=images,
+        order=torch.from_numpy(order),
+        size=size,
+        seed=seed,
+        address=address,
+        augment=augment,
+        is_short_dropped=is_short_dropped,
+    )

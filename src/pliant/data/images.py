@@ -1,0 +1,166 @@
+"""Labelled images as one value: bytes in memory, normalised floats on the way to the network."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Indices = NDArray[np.int64]
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std, one number a channel
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images, their labels, and what is needed to normalise them.
+
+    uint8 pixels count from 0 to 255 and `mean` and `std` are those of pixels / 255; pixels that the
+    user gives as floats are used as they are, with `mean` and `std` in their own unit.
+    """
+
+    pixels: Tensor  # (n, channel, h, w), uint8 or float32
+    labels: Tensor  # (n,), int64
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    groups: Tensor | None = None  # (n,), int64: who made each image
+    name: str = "images"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @staticmethod
+    def from_tensors(
+        pixels: Tensor,
+        labels: Tensor,
+        *,
+        classes: int | None = None,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        groups: Tensor | None = None,
+        name: str = "images",
+    ) -> "Images":
+        """Wrap any pair of tensors; what is not said is taken from them."""
+        if pixels.ndim != 4:
+            raise ValueError(f"{name}: expected images (n, channel, h, w), got {_shape(pixels)}")
+        if labels.dtype.is_floating_point or labels.dtype.is_complex:
+            raise ValueError(f"{name}: expected whole numbers as labels, got {labels.dtype}")
+        if pixels.is_floating_point():
+            pixels = pixels.to(torch.float32)
+            found: Statistics = (0.0,) * pixels.shape[1], (1.0,) * pixels.shape[1]
+        elif pixels.dtype == torch.uint8 and (mean is None or std is None):
+            found = channel_statistics(pixels)
+        else:
+            found = (), ()
+        if classes is None:
+            classes = int(labels.max()) + 1 if labels.numel() else 1
+        return Images(
+            pixels=pixels,
+            labels=labels.to(torch.int64),
+            classes=classes,
+            mean=found[0] if mean is None else tuple(mean),
+            std=found[1] if std is None else tuple(std),
+            groups=None if groups is None else groups.to(torch.int64),
+            name=name,
+        )
+
+    def __len__(self) -> int:
+        return self.pixels.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return (channel, h, w) of one image."""
+        channel, height, width = self.pixels.shape[1:]
+        return channel, height, width
+
+    def counts(self) -> tuple[int, ...]:
+        """Return how many images each class has."""
+        return tuple(torch.bincount(self.labels, minlength=self.classes).tolist())
+
+    def subset(self, indices: Indices | Tensor) -> "Images":
+        """Copy the images at these indices, in this order."""
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        return replace(
+            self,
+            pixels=self.pixels[chosen],
+            labels=self.labels[chosen],
+            groups=None if self.groups is None else self.groups[chosen],
+        )
+
+    def normalised(self, indices: Indices | Tensor | slice | None = None) -> Tensor:
+        """Return the images at these indices (all, if none are given) as float32."""
+        if indices is None:
+            return self.normalise(self.pixels)
+        if isinstance(indices, slice):
+            return self.normalise(self.pixels[indices])
+        return self.normalise(self.pixels[torch.as_tensor(indices, dtype=torch.int64)])
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Turn pixels of this set into float32 of mean 0 and deviation 1 per channel."""
+        unit = 255.0 if pixels.dtype == torch.uint8 else 1.0
+        mean = torch.tensor([value * unit for value in self.mean]).view(-1, 1, 1)
+        std = torch.tensor([value * unit for value in self.std]).view(-1, 1, 1)
+        return (pixels.to(torch.float32) - mean).div_(std)
+
+
+def channel_statistics(pixels: Tensor) -> Statistics:
+    """Return mean and standard deviation per channel of uint8 pixels / 255."""
+    channels = pixels.shape[1]
+    count = pixels.numel() // channels if channels else 0
+    if count == 0:
+        return (0.0,) * channels, (1.0,) * channels
+    total = torch.zeros(channels, dtype=torch.float64)
+    squares = torch.zeros(channels, dtype=torch.float64)
+    for start in range(0, len(pixels), 1024):  # in blocks: doubles take eight times the bytes
+        wide = pixels[start : start + 1024].to(torch.float64)
+        total += wide.sum(dim=(0, 2, 3))
+        squares += wide.square().sum(dim=(0, 2, 3))
+    mean = total / count
+    std = (squares / count - mean.square()).clamp_min(0.0).sqrt()
+    # a channel of one colour has nothing to divide by
+    std = torch.where(std > 0, std, torch.full_like(std, 255.0))
+    return tuple((mean / 255).tolist()), tuple((std / 255).tolist())
+
+
+def _check(images: Images) -> None:
+    pixels, labels, name = images.pixels, images.labels, images.name
+    if pixels.ndim != 4:
+        raise ValueError(f"{name}: expected images (n, channel, h, w), got {_shape(pixels)}")
+    if pixels.dtype not in (torch.uint8, torch.float32):
+        raise ValueError(f"{name}: expected images as uint8 or float, got {pixels.dtype}")
+    _check_column(labels, "labels", len(pixels), name)
+    if images.groups is not None:
+        _check_column(images.groups, "groups", len(pixels), name)
+    for what, values in (("mean", images.mean), ("std", images.std)):
+        if len(values) != pixels.shape[1]:
+            raise ValueError(
+                f"{name}: expected {pixels.shape[1]} values of {what}, one a channel, got {values}"
+            )
+    if any(value <= 0 for value in images.std):
+        raise ValueError(f"{name}: expected std > 0, got {images.std}")
+    if images.classes < 1:
+        raise ValueError(f"{name}: expected at least one class, got {images.classes}")
+    check_labels(labels, images.classes, name)
+
+
+def check_labels(labels: Tensor, classes: int, where: object) -> None:
+    """Refuse a label that is not the number of a class."""
+    wrong = torch.nonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        first = int(wrong[0])
+        raise ValueError(
+            f"{where}: expected labels from 0 to {classes - 1}, got {int(labels[first])} at {first}"
+        )
+
+
+def _check_column(column: Tensor, what: str, length: int, name: str) -> None:
+    if column.dtype != torch.int64 or tuple(column.shape) != (length,):
+        raise ValueError(
+            f"{name}: expected {length} {what} as int64, got {_shape(column)} {column.dtype}"
+        )
+
+
+def _shape(tensor: Tensor) -> Any:
+    return tuple(tensor.shape)
