@@ -1,0 +1,46 @@
+"""The bundled networks: plain torch modules, each built by a function of its number of classes."""
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from pliant.nn.models.cnn import digits_cnn as digits_cnn
+from pliant.nn.models.cnn import digits_cnn_bn as digits_cnn_bn
+from pliant.nn.models.cnn import femnist_cnn as femnist_cnn
+from pliant.nn.models.cnn import femnist_cnn_small as femnist_cnn_small
+from pliant.nn.models.densenet import densenet19 as densenet19
+from pliant.nn.models.densenet import densenet40 as densenet40
+from pliant.nn.models.densenet import densenet100 as densenet100
+from pliant.nn.models.densenet import densenet_bc as densenet_bc
+from pliant.nn.models.lenet import lenet as lenet
+from pliant.nn.models.lenet import lenet_small as lenet_small
+from pliant.nn.models.mobilenet import mobilenet_v2 as mobilenet_v2
+from pliant.nn.models.resnet import resnet18 as resnet18
+from pliant.nn.models.resnet import resnet20 as resnet20
+from pliant.nn.models.vgg import vgg11 as vgg11
+
+# every entry can be called with `classes` and `channels` alone
+MODELS: Mapping[str, Callable[..., nn.Module]] = {
+    "digits_cnn": digits_cnn,
+    "digits_cnn_bn": digits_cnn_bn,
+    "femnist_cnn": femnist_cnn,
+    "femnist_cnn_small": femnist_cnn_small,
+    "lenet": lenet,
+    "lenet_small": lenet_small,
+    "densenet_bc": densenet_bc,
+    "densenet19": densenet19,
+    "densenet40": densenet40,
+    "densenet100": densenet100,
+    "resnet20": resnet20,
+    "resnet18": resnet18,
+    "mobilenet_v2": mobilenet_v2,
+    "vgg11": vgg11,
+}
+
+_CHARACTER = (1, 28, 28)
+_PICTURE = (3, 32, 32)
+
+# channels, height, width of the images that each network takes when it is built with its defaults
+INPUT_SHAPES: Mapping[str, tuple[int, int, int]] = {
+    name: _CHARACTER if name.startswith(("digits", "femnist")) else _PICTURE for name in MODELS
+}

@@ -1,0 +1,81 @@
+"""Optimisers that step only the entries which a subnet keeps.
+
+An absent entry is not moved, not decayed and keeps its momentum; Adam's step count is one number
+for all, as in torch's SparseAdam.
+"""
+
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from pliant.value import Fraction, NonNegative, Positive, Value
+
+State = list[list[Tensor]]  # for each kind of memory, one tensor per parameter
+
+
+class Sgd(Value, frozen=True, tag="sgd"):
+    """Stochastic gradient descent with momentum, L2 decay and clipping by norm (0 is off)."""
+
+    lr: Positive = 0.1
+    momentum: Fraction = 0.0
+    weight_decay: NonNegative = 0.0
+    clip: NonNegative = 0.0
+
+    @property
+    def memories(self) -> int:
+        """Return how many tensors it remembers for each parameter."""
+        return 1 if self.momentum else 0
+
+    def step(
+        self, params: list[Tensor], grads: list[Tensor], state: State, lr: float, time: int
+    ) -> None:
+        """Move parameters in place; `lr` is this step's rate (a schedule may lower it)."""
+        grads = _prepared(params, grads, self.weight_decay, self.clip)
+        if self.momentum:
+            torch._foreach_mul_(state[0], self.momentum)
+            torch._foreach_add_(state[0], grads)
+            grads = state[0]
+        torch._foreach_add_(params, grads, alpha=-lr)
+
+
+class Adam(Value, frozen=True, tag="adam"):
+    """Adam (Kingma and Ba, ICLR 2015) with L2 decay added to the gradient, and clipping by norm."""
+
+    lr: Positive = 1e-3
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 0.0
+    clip: NonNegative = 0.0
+
+    @property
+    def memories(self) -> int:
+        """Return how many tensors it remembers for each parameter."""
+        return 2
+
+    def step(
+        self, params: list[Tensor], grads: list[Tensor], state: State, lr: float, time: int
+    ) -> None:
+        """Move parameters in place; `time` counts steps from 1."""
+        grads = _prepared(params, grads, self.weight_decay, self.clip)
+        first, second = state
+        torch._foreach_lerp_(first, grads, 1 - self.beta1)
+        torch._foreach_mul_(second, self.beta2)
+        torch._foreach_addcmul_(second, grads, grads, 1 - self.beta2)
+        root = list(torch._foreach_sqrt(second))
+        torch._foreach_div_(root, sqrt(1 - self.beta2**time))
+        torch._foreach_add_(root, self.eps)
+        torch._foreach_addcdiv_(params, first, root, -lr / (1 - self.beta1**time))
+
+
+Optimiser = Sgd | Adam
+
+
+def _prepared(params: list[Tensor], grads: list[Tensor], decay: float, clip: float) -> list[Tensor]:
+    if clip and grads:
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        grads = list(torch._foreach_mul(grads, torch.clamp(clip / (norm + 1e-6), max=1.0)))
+    if decay:
+        grads = list(torch._foreach_add(grads, params, alpha=decay))
+    return grads

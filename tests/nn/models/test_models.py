@@ -1,0 +1,64 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from pliant.nn import models
+
+names = pytest.mark.parametrize("name", models.MODELS)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        yield
+
+
+def images(name, batch):
+    return torch.rand(batch, *models.INPUT_SHAPES[name])
+
+
+def test_every_network_has_an_input_shape_and_its_own_name():
+    assert models.INPUT_SHAPES.keys() == models.MODELS.keys()
+    for name, build in models.MODELS.items():
+        assert getattr(models, name) is build
+        assert build.__name__ == name
+
+
+@names
+def test_the_trace_computes_what_the_network_computes(name):
+    net = models.MODELS[name](classes=7).eval()
+    x = images(name, 2)
+    with torch.no_grad():
+        y = net(x)
+        assert (y.shape, y.dtype) == ((2, 7), torch.float32)
+        assert torch.equal(fx.symbolic_trace(net)(x), y)
+
+
+@names
+def test_channels_are_the_images_own(name):
+    _, height, width = models.INPUT_SHAPES[name]
+    net = models.MODELS[name](classes=3, channels=2).to("meta")
+    assert net.eval()(torch.empty(1, 2, height, width, device="meta")).shape == (1, 3)
+
+
+@names
+def test_gradients_reach_every_parameter(name):
+    net = models.MODELS[name]().train()
+    F.cross_entropy(net(images(name, 4)), torch.arange(4)).backward()
+    for where, parameter in net.named_parameters():
+        assert parameter.grad is not None, where
+        assert parameter.grad.isfinite().all(), where
+        assert parameter.grad.any(), where
+
+
+@names
+def test_the_same_seed_gives_the_same_weights(name):
+    def build(seed):
+        torch.manual_seed(seed)
+        return models.MODELS[name]().state_dict()
+
+    first, again, other = build(1), build(1), build(2)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not all(torch.equal(first[key], other[key]) for key in first)
