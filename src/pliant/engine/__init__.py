@@ -1,0 +1,1 @@
+"""The engine: rounds in virtual time, exactly repeatable."""

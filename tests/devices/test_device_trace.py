@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+
+from pliant.devices import Changing, Constant, Fleet, Product, Steps, Windows
+from pliant.value import decode, encode
+
+CHARGING = Windows(windows=((0.0, 1.0), (3.0, 4.0)), period=4.0)
+
+
+def test_only_while_charging():
+    changing = Changing(per_round=2.0)
+    whole = Fleet(size=5, speed=Product((changing, CHARGING))).device(3)
+    alone = Fleet(size=5, speed=changing).device(3)
+    assert whole.work(0.0, 8.0) == pytest.approx(
+        alone.work(0.0, 1.0) + alone.work(3.0, 5.0) + alone.work(7.0, 8.0), rel=1e-12
+    )
+    assert whole.speed(2.0) == 0.0
+    assert whole.speed(3.5) == alone.speed(3.5)
+
+
+def test_the_parts_of_a_product_are_drawn_apart():
+    speeds = Product((Constant(0.0, 1.0), Constant(0.0, 1.0)))
+    drawn = Fleet(size=20_000, speed=speeds).path(np.arange(20_000), 0.0, 1.0).total
+    assert drawn.mean() == pytest.approx(0.25, abs=0.01)  # 1/3 if both were one draw
+
+
+def test_products_of_products_and_of_one():
+    inner = Product((Constant(0.5), Product((CHARGING, Steps(times=(0.0,), speeds=(2.0,))))))
+    assert Fleet(size=1, speed=inner).device(0).work(0.0, 4.0) == 2.0
+    assert Fleet(size=1, speed=Product((CHARGING,))).device(0).work(0.0, 4.0) == 2.0
+
+
+def test_traces_are_read_from_plain_data():
+    raw = {
+        "size": 3,
+        "speed": {
+            "type": "product",
+            "parts": [
+                {"type": "changing", "low": 0.5, "per_round": 1},
+                {"type": "windows", "windows": [[0, 1], [3, 4]], "period": 4},
+            ],
+        },
+    }
+    fleet = decode(raw, Fleet)
+    assert fleet == Fleet(size=3, speed=Product((Changing(low=0.5, per_round=1.0), CHARGING)))
+    assert decode(encode(fleet), Fleet) == fleet
+    assert hash(fleet) == hash(decode(raw, Fleet))
+
+
+@pytest.mark.parametrize(
+    ("speed", "message"),
+    [
+        ({"type": "changes"}, "Invalid value 'changes'"),
+        ({"type": "constant", "low": -1}, r">= 0.0 - at `\$.speed.low`"),
+        ({"type": "constant", "fast": 1}, "unknown field `fast`"),
+        ({"type": "product", "parts": []}, "length >= 1"),
+        ({"type": "steps", "times": [1], "speeds": [1]}, "start at 0"),
+    ],
+)
+def test_wrong_traces_are_refused(speed, message):
+    with pytest.raises(ValueError, match=message):
+        decode({"size": 1, "speed": speed}, Fleet)
