@@ -18,6 +18,8 @@ from pliant.extras import MissingExtra
 COMMANDS = (
     ("demo", "pliant.cli.demo:demo", "Run pliant on the digits that travel with it."),
     ("data", "pliant.cli.data:app", "List, get and check data sets."),
+    ("inspect", "pliant.cli.inspect:inspect", "Show which filters of a network can be dropped."),
+    ("bench", "pliant.cli.bench:app", "Measure pliant on this machine."),
 )
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130

@@ -4,7 +4,7 @@ A value's channels are a row of *pieces*. A piece is a run of channels whose pre
 expression over the draws of sites: always there, kept by a site, kept by any of several, by all.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 Mask = NDArray[np.bool_]
 Index = NDArray[np.int64]
+Chance = Callable[[int, int, int], float]  # that a site keeps these many filters, drops those many
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,18 @@ def is_dense(pieces: Pieces) -> bool:
     return all(piece.expression is None and not piece.pending for piece in pieces)
 
 
-def sites_of(expression: Expression) -> frozenset[int]:
-    """Return the sites that an expression asks."""
+def filters_of(expression: Expression) -> frozenset[Drawn]:
+    """Return the filters that an expression asks about its first channel."""
     if expression is None:
         return frozenset()
     if isinstance(expression, Drawn):
-        return frozenset({expression.site})
-    return frozenset[int]().union(*map(sites_of, expression.parts))
+        return frozenset({expression})
+    return frozenset[Drawn]().union(*map(filters_of, expression.parts))
+
+
+def sites_of(expression: Expression) -> frozenset[int]:
+    """Return the sites that an expression asks."""
+    return frozenset(drawn.site for drawn in filters_of(expression))
 
 
 def shifted(expression: Expression, by: int) -> Expression:
@@ -224,20 +230,36 @@ def factors(
     return np.repeat(np.asarray(values, np.float64), counts)
 
 
-def probability(expression: Expression, keep: Sequence[float], given: Mapping[int, float]) -> float:
-    """Return the chance that a channel is there when sites keep a filter with these chances."""
+def probability(expression: Expression, chance: Chance, given: Mapping[Drawn, bool]) -> float:
+    """Return the chance that a channel is there when it is known of some filters if they are."""
     if expression is None:
         return 1.0
     if isinstance(expression, Drawn):
-        return given.get(expression.site, keep[expression.site])
-    asked = [sites_of(part) - given.keys() for part in expression.parts]
-    if sum(map(len, asked)) == len(frozenset[int]().union(*asked)):  # independent of one another
-        chances = [probability(part, keep, given) for part in expression.parts]
-        if isinstance(expression, AllOf):
-            return prod(chances)
-        return 1 - prod(1 - chance for chance in chances)
-    open_sites = frozenset[int]().union(*asked)
-    shared = max(open_sites, key=lambda site: (sum(site in part for part in asked), site))
-    yes = probability(expression, keep, {**given, shared: 1.0})
-    no = probability(expression, keep, {**given, shared: 0.0})
-    return keep[shared] * yes + (1 - keep[shared]) * no
+        return _chance(expression, chance, given)
+    is_any = isinstance(expression, AnyOf)
+    known = [given[part] for part in expression.parts if isinstance(part, Drawn) and part in given]
+    if is_any in known:  # one that is there will do; one that is not spoils it
+        return float(is_any)
+    parts = [part for part in expression.parts if part not in given]
+    asked = [{filter.site for filter in filters_of(part) - given.keys()} for part in parts]
+    shared = set[int]().union(*asked)
+    if sum(map(len, asked)) == len(shared):  # independent of one another
+        chances = [probability(part, chance, given) for part in parts]
+        return 1 - prod(1 - each for each in chances) if is_any else prod(chances)
+    site = max(shared, key=lambda site: (sum(site in part for part in asked), site))
+    open_filters = filters_of(expression) - given.keys()
+    split = min((f for f in open_filters if f.site == site), key=lambda f: f.start)
+    yes, total = _chance(split, chance, given), 0.0
+    for weight, is_there in ((yes, True), (1 - yes, False)):
+        if weight > 0:
+            total += weight * probability(expression, chance, {**given, split: is_there})
+    return total
+
+
+def _chance(drawn: Drawn, chance: Chance, given: Mapping[Drawn, bool]) -> float:
+    if drawn in given:
+        return float(given[drawn])
+    same = [is_there for other, is_there in given.items() if other.site == drawn.site]
+    kept, dropped = same.count(True), same.count(False)
+    all_known = chance(drawn.site, kept, dropped)
+    return min(1.0, chance(drawn.site, kept + 1, dropped) / all_known) if all_known > 0 else 0.0

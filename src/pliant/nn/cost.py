@@ -1,8 +1,9 @@
 """Exact cost of a network at rates (in expectation, closed form) or for one subnet (realised).
 
 A MAC is a multiply-add of a convolution or linear layer, as torch.utils.flop_counter counts them
-(two FLOPs each). Expectations are exact for independent coins also where draws are concatenated,
-united, or shared between a layer's input and output.
+(two FLOPs each). Expectations are exact, also where draws are concatenated, united, or shared
+between a layer's input and output; only the channel that is kept where a slice or a product would
+lose all of its channels is not in them.
 """
 
 from collections.abc import Sequence
@@ -11,29 +12,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.nn import channels
-from pliant.nn.channels import Drawn, Pieces
+from pliant.nn.channels import Drawn, Expression, Pieces
 from pliant.nn.lower import Group
 from pliant.nn.plan import Claim, Plan, Work
-from pliant.nn.subnet import Choice, Subnet, moments
+from pliant.nn.subnet import Choice, Subnet, chance
 
 
 class Expectation:
-    """The first two moments of every site's number of kept filters."""
+    """What a choice of filters keeps on average."""
 
     def __init__(self, groups: Sequence[Group], keep: NDArray[np.float64], choice: Choice) -> None:
-        found = [
-            moments(group.filters, float(rate), choice)
-            for group, rate in zip(groups, keep, strict=True)
-        ]
-        self.mean = [mean for mean, _ in found]
-        self.square = [square for _, square in found]
         self.size = [group.filters for group in groups]
-        self.keep = [mean / size for mean, size in zip(self.mean, self.size, strict=True)]
+        self._asked = [
+            (group.filters, float(rate), choice) for group, rate in zip(groups, keep, strict=True)
+        ]
+        self._known: dict[tuple[int, int, int], float] = {}
+
+    def chance(self, site: int, kept: int, dropped: int) -> float:
+        """Return how likely a site keeps these many given filters and drops those many others."""
+        asked = (site, kept, dropped)
+        if asked not in self._known:
+            self._known[asked] = chance(*self._asked[site], kept, dropped)
+        return self._known[asked]
 
     def count(self, pieces: Pieces) -> float:
         """Return the expected number of channels that are there."""
         return sum(
-            piece.size * piece.repeat * channels.probability(piece.expression, self.keep, {})
+            piece.size * piece.repeat * channels.probability(piece.expression, self.chance, {})
             for piece in pieces
         )
 
@@ -42,19 +47,24 @@ class Expectation:
         drawn = outputs[0].expression
         if len(outputs) != 1 or not isinstance(drawn, Drawn):
             return self.count(outputs) * self.count(inputs)
-        site, total = drawn.site, 0.0
-        # with a filter of this very site there (or not), how many of its filters are there?
-        with_one = self.square[site] / self.size[site]
-        without = self.mean[site] - with_one
+        site, apart, total = drawn.site, [], 0.0
         for piece in inputs:
-            if site in channels.sites_of(piece.expression):
-                yes = channels.probability(piece.expression, self.keep, {site: 1.0})
-                no = channels.probability(piece.expression, self.keep, {site: 0.0})
-                each = yes * with_one + no * without
+            own = [read for read in channels.filters_of(piece.expression) if read.site == site]
+            if own:
+                total += piece.size * piece.repeat * self._shared(piece.expression, site, own)
             else:
-                each = self.mean[site] * channels.probability(piece.expression, self.keep, {})
-            total += piece.size * piece.repeat * each
-        return total
+                apart.append(piece)
+        return total + self.count(outputs) * self.count(tuple(apart))
+
+    def _shared(self, expression: Expression, site: int, own: list[Drawn]) -> float:
+        """Return the expected kept filters of a site, counted when a channel is there."""
+        other = Drawn(site, -1)  # stands for each filter that the channel does not ask about
+        filters = [(each, 1) for each in own] + [(other, self.size[site] - len(own))]
+        return self.chance(site, 1, 0) * sum(
+            number * channels.probability(expression, self.chance, {each: True})
+            for each, number in filters
+            if number
+        )
 
 
 def expected_macs(works: Sequence[Work], at: Expectation, *, training: bool) -> float:
@@ -87,7 +97,10 @@ def realised_macs(works: Sequence[Work], subnet: Subnet, *, training: bool) -> i
 
 def parameters(plan: Plan, subnet: Subnet) -> int:
     """Return how many numbers a subnet's parameters and buffers hold."""
-    return sum(_entries(plan.shapes[name], claim, subnet) for name, claim in plan.claims.items())
+    return sum(
+        _entries(shape, plan.claims.get(name, (None,) * len(shape)), subnet)
+        for name, shape in plan.shapes.items()
+    )
 
 
 def _entries(shape: tuple[int, ...], claim: Claim, subnet: Subnet) -> int:

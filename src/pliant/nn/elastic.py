@@ -89,11 +89,13 @@ class Elastic:
     def draw(self, rates: Rates, rng: np.random.Generator, choice: Choice = "bernoulli") -> Subnet:
         """Draw filters at random: a coin for each, or a rounded number of them."""
         keep = 1 - self.rates(rates)
+        if (keep == 1).all():
+            return self.full
         if choice == "bernoulli":
             masks = choices.coins(self.sizes, keep, rng)
         else:
             counts = choices.rounded(self.sizes, keep, rng)
-            masks = choices.first(counts, choices.orders(self.sizes, rng))
+            masks = choices.drawn(self.sizes, counts, rng)
         return self._subnet(masks, (1 / keep).tolist())
 
     def first(self, rates: Rates, order: Order | None = None, *, scaled: bool = False) -> Subnet:

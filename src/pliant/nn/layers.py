@@ -69,18 +69,44 @@ def convolution(b: Builder, node: fx.Node, conv: Convolution) -> bool:
     b.learn(node, has_parameters=True)
     function, weight, bias, options = conv.function, conv.weight, conv.bias, conv.options
     around = conv.around
+    steps = _skipped(kernel, options)
+    if steps is not None:
+        options = (1, 0, 1)
 
     def run(environment: Environment, bound: Bound) -> Tensor:
         x, w = environment[slot], bound.params[weight]
         if factors is not None and (factor := bound.answers[factors]) is not None:
-            w = w * factor
+            x, w = _scaled(x, w, factor)
         if around is not None:
             x = F.pad(x, around[1], mode=around[0])
+        if steps is not None:
+            x = x[steps]
         add = bound.params[bias] if bias is not None else None
         return function(x, w, add, *options, x.shape[1] if depthwise else 1)
 
     b.emit(node, run, [slot], result)
     return True
+
+
+def _scaled(x: Tensor, w: Tensor, factor: Any) -> tuple[Tensor, Tensor]:
+    """Apply pending factors to the input channels of whichever is smaller: values or weights."""
+    return (x * factor, w) if x.numel() < w.numel() else (x, w * factor)
+
+
+def _skipped(kernel: Sequence[int], options: tuple[Any, ...]) -> tuple[slice, ...] | None:
+    """Return the pixels that a strided 1x1 convolution reads, so that it need not stride.
+
+    oneDNN's backward pass of such a convolution writes past its buffers in channels-last format
+    when channels are not a multiple of eight (seen with torch 2.13 on AVX2).
+    """
+    stride, padding, _ = options
+    strides = [stride] * len(kernel) if isinstance(stride, int) else list(stride)
+    pads = [padding] if isinstance(padding, int | str) else list(padding)
+    if any(size != 1 for size in kernel) or any(pad not in {0, "valid"} for pad in pads):
+        return None
+    if all(step == 1 for step in strides):
+        return None
+    return (slice(None), slice(None), *(slice(None, None, step) for step in strides))
 
 
 def linear(b: Builder, node: fx.Node, source: fx.Node, weight: str, bias: str | None) -> bool:
@@ -103,10 +129,10 @@ def linear(b: Builder, node: fx.Node, source: fx.Node, weight: str, bias: str | 
     b.learn(node, has_parameters=True)
 
     def run(environment: Environment, bound: Bound) -> Tensor:
-        w = bound.params[weight]
+        x, w = environment[slot], bound.params[weight]
         if factors is not None and (factor := bound.answers[factors]) is not None:
-            w = w * factor
-        return F.linear(environment[slot], w, bound.params[bias] if bias is not None else None)
+            x, w = _scaled(x, w, factor)
+        return F.linear(x, w, bound.params[bias] if bias is not None else None)
 
     b.emit(node, run, [slot], result)
     return True

@@ -6,15 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pliant.nn import packing
+from pliant.nn.arena import Arena, Cut, Switches, parts, put_back, taken
 from pliant.nn.elastic import Elastic
-from pliant.nn.optimiser import Optimiser, State
-from pliant.nn.plan import Bound
+from pliant.nn.optimiser import Optimiser
 from pliant.nn.subnet import Subnet
 from pliant.params import Params, clone
 
 Loss = Callable[[Any], Tensor]  # of the network's output
-Penalty = Callable[[Mapping[str, Tensor], Bound], Tensor]  # of the compact parameters
+# What a method does to a gradient (a proximal term, a control variate): gradients and parameters
+# as they lie on the shelves, and what the subnet took from each.
+Correction = Callable[[list[Tensor], list[Tensor], list[Cut]], list[Tensor]]
 
 
 class Learner:
@@ -44,18 +45,19 @@ class Learner:
         self.elastic = elastic
         self.optimiser = optimiser
         self.time = 0
-        self._full = clone(params)
-        self._trained = [
-            name
-            for name, tensor in self._full.items()
-            if name not in elastic.buffers and tensor.is_floating_point()
-        ]
+        used = elastic.plan.claims
+        numbers = [name for name in used if params[name].is_floating_point()]
+        buffers, switches = elastic.buffers, Switches(elastic.sizes)
+        self._switches = switches
+        self._trained = Arena(elastic.plan, (n for n in numbers if n not in buffers), switches)
+        self._kept = Arena(elastic.plan, (n for n in numbers if n in buffers), switches)
+        packed = {*self._trained.names, *self._kept.names}
+        self._others = clone({name: params[name] for name in params if name not in packed})
+        self._weights = self._trained.packed(params)
+        self._statistics = self._kept.packed(params)
         self._memory = [
-            {name: torch.zeros_like(self._full[name]) for name in self._trained}
-            for _ in range(optimiser.memories)
+            [torch.zeros_like(flat) for flat in self._weights] for _ in range(optimiser.memories)
         ]
-        first = self._full[self._trained[0]]
-        self._device, self._dtype = first.device, first.dtype
         self._subnet: Subnet | None = None
         self.switch(elastic.full)
 
@@ -63,16 +65,27 @@ class Learner:
         """Make another subnet the working set; going on with the same one costs nothing."""
         if subnet is self._subnet:
             return
-        if self._subnet is not None:
-            self._flush()
+        self._flush()
         self._subnet = subnet
-        self._bound = self.elastic.bind(subnet, self._device, self._dtype)
-        small = packing.take(self._full, self._bound.slices)
-        self._leaves = [small[name].detach().requires_grad_() for name in self._trained]
-        self._small = small | dict(zip(self._trained, self._leaves, strict=True))
-        self._state: State = [
-            list(packing.take(memory, self._bound.slices).values()) for memory in self._memory
-        ]
+        first = self._weights[0]
+        self._bound = self.elastic.bind(subnet, first.device, first.dtype)
+        frame = self._bound.frame
+        bits = self._switches.bits(frame)
+        self._cuts = self._trained.cut(frame, bits)
+        self._kept_cuts = self._kept.cut(frame, bits)
+        shelves = self._trained.shelves
+        self._small = taken(self._weights, shelves, self._cuts)
+        self._state = [taken(memory, shelves, self._cuts) for memory in self._memory]
+        self._seen = taken(self._statistics, self._kept.shelves, self._kept_cuts)
+        self._leaves = self._parts(self._small, self._cuts)
+        buffers = self._parts(self._seen, self._kept_cuts)
+        self._params = {
+            **self._others,
+            **dict(zip(self._trained.names, self._leaves, strict=True)),
+            **dict(zip(self._kept.names, buffers, strict=True)),
+        }
+        for leaf in self._leaves:
+            leaf.requires_grad_()
 
     def step(
         self,
@@ -80,39 +93,50 @@ class Learner:
         loss: Loss,
         *,
         lr: float | None = None,
-        penalty: Penalty | None = None,
+        correct: Correction | None = None,
     ) -> Tensor:
         """Train on one mini-batch and return its loss."""
         given = inputs if isinstance(inputs, tuple) else (inputs,)
-        value = loss(self.elastic.run(self._small, self._bound, *given))
-        total = value if penalty is None else value + penalty(self._small, self._bound)
-        found = torch.autograd.grad(total, self._leaves, allow_unused=True)
-        pairs = [(n, g) for n, g in enumerate(found) if g is not None]
+        value = loss(self.elastic.run(self._params, self._bound, *given))
+        found = torch.autograd.grad(value, self._leaves, materialize_grads=True)
         self.time += 1
         with torch.no_grad():
-            self.optimiser.step(
-                [self._leaves[number] for number, _ in pairs],
-                [grad for _, grad in pairs],
-                [[memory[number] for number, _ in pairs] for memory in self._state],
-                self.optimiser.lr if lr is None else lr,
-                self.time,
-            )
+            grads = self._gathered(found)
+            if correct is not None:
+                grads = correct(grads, self._small, self._cuts)
+            rate = self.optimiser.lr if lr is None else lr
+            self.optimiser.step(self._small, grads, self._state, rate, self.time)
         return value.detach()
 
     def params(self) -> Params:
         """Return a copy of the full-size parameters and buffers as they are now."""
         self._flush()
-        return clone(self._full)
+        weights = self._trained.unpacked(self._weights)
+        statistics = self._kept.unpacked(self._statistics)
+        return clone({**self._others, **weights, **statistics})
+
+    def _parts(self, flats: list[Tensor], cuts: list[Cut]) -> list[Tensor]:
+        return [
+            part
+            for flat, cut in zip(flats, cuts, strict=True)
+            for part in parts(flat.detach(), cut.shapes)
+        ]
+
+    def _gathered(self, grads: tuple[Tensor, ...]) -> list[Tensor]:
+        """Lay gradients end to end as the parameters lie."""
+        found, start = [], 0
+        for cut in self._cuts:
+            stop = start + len(cut.shapes)
+            flat = [grad.reshape(-1) for grad in grads[start:stop]]
+            found.append(flat[0] if len(flat) == 1 else torch.cat(flat))
+            start = stop
+        return found
 
     @torch.no_grad()
     def _flush(self) -> None:
-        slices = self._bound.slices
-        for name, small in self._small.items():
-            cut = slices.get(name)
-            if cut is not None and cut.rows is not None:  # a tensor kept whole is stepped in place
-                packing.write(self._full[name], cut, small)
-        for memory, state in zip(self._memory, self._state, strict=True):
-            for name, small in zip(self._trained, state, strict=True):
-                cut = slices.get(name)
-                if cut is not None and cut.rows is not None:
-                    packing.write(memory[name], cut, small)
+        if self._subnet is None:
+            return
+        full, small = [self._weights, *self._memory], [self._small, *self._state]
+        for flats, taken_out in zip(full, small, strict=True):
+            put_back(flats, taken_out, self._trained.shelves, self._cuts)
+        put_back(self._statistics, self._seen, self._kept.shelves, self._kept_cuts)

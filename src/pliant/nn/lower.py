@@ -31,7 +31,7 @@ from pliant.nn.plan import (
     filled,
     referring,
 )
-from pliant.nn.trace import BATCH
+from pliant.nn.trace import BATCH, is_view
 
 Run = Callable[[Environment, Bound], Any]
 
@@ -82,6 +82,7 @@ class Builder:
         self._dense: dict[fx.Node, int] = {}
         self._reads: list[tuple[int, ...]] = []
         self._learns: set[fx.Node] = set()
+        self._claims: dict[Claim, Claim] = {}
 
     # what is known of values
 
@@ -106,9 +107,10 @@ class Builder:
         return self._site.get(layer)
 
     def parameter(self, node: Any) -> str | None:
-        """Return the name of the parameter or buffer that a node reads, if it reads one."""
+        """Return the name of the saved parameter or buffer that a node reads, if it reads one."""
         if isinstance(node, fx.Node) and node.op == "get_attr":
-            return self._names.get(str(node.target))
+            name = self._names.get(str(node.target))
+            return name if name in self._saved else None
         return None
 
     def name(self, path: str, attribute: str) -> str | None:
@@ -139,6 +141,7 @@ class Builder:
             None if pieces is None or channels.is_dense(pieces) else pieces
             for pieces in (*dims, *([None] * (len(shape) - len(dims))))
         )
+        claim = self._claims.setdefault(claim, claim)  # equal claims are one object
         before = self.plan.claims.setdefault(name, claim)
         self.plan.shapes[name] = shape
         if before != claim:
@@ -157,17 +160,16 @@ class Builder:
             found = getattr(found, part)
         return tuple(found.shape)
 
-    def saved(self, name: str) -> bool:
-        """Tell whether a tensor is part of what is trained, sent and stored."""
-        return name in self._saved
-
     # instructions
 
     def emit(self, node: fx.Node, run: Run, reads: Iterable[int], layout: Layout | None) -> None:
         """Add the instruction that makes a node's value."""
+        if node.meta.get("is_cut_off"):
+            run = torch.no_grad()(run)
         self._slot[node] = self.add(node.name, run, tuple(reads))
         self.alias(node, layout)
-        self._count(node.meta.get("value"), layout)
+        if not is_view(node):
+            self._count(node.meta.get("value"), layout)
 
     def alias(self, node: fx.Node, layout: Layout | Sequence[Layout | None] | None) -> None:
         """Remember the layout of a node, or those of its parts."""
@@ -227,18 +229,22 @@ class Builder:
         self, node: fx.Node, layer: str, outputs: Pieces, inputs: Pieces | None, each: int
     ) -> None:
         """Count multiply-adds."""
-        source = node.all_input_nodes[0] if node.all_input_nodes else None
-        passes = 3 if source is not None and source in self._learns else 2
+        source = next(iter(node.all_input_nodes), None)
+        passes = 1 if node.meta.get("is_cut_off") else 3 if source in self._learns else 2
         self.plan.works.append(Work(layer, each, outputs, inputs, passes))
 
     def learn(self, node: fx.Node, has_parameters: bool) -> None:
         """Remember whether a gradient flows through a node."""
+        if node.meta.get("is_cut_off") or node.target in {torch.detach, "detach"}:
+            return
         if has_parameters or any(source in self._learns for source in node.all_input_nodes):
             self._learns.add(node)
 
     def finish(self, output: Any) -> Plan:
         """Close the plan: note the output, when each slot is read last, and equal slices."""
         self.plan.output = output
+        for name in self._names.keys() & self._saved:  # what nobody reads is sent and stored too
+            self.plan.shapes.setdefault(self._names[name], self.shape(name))
         forms: dict[tuple[tuple[int, ...], Claim], list[str]] = {}
         for name, claim in self.plan.claims.items():
             forms.setdefault((self.plan.shapes[name], claim), []).append(name)
@@ -271,11 +277,6 @@ class Builder:
         """Return a copy of a module in training mode, apart from the user's own."""
         return copy.deepcopy(module).train()
 
-    def on_meta(self, path: str) -> nn.Module:
-        """Return a copy of a module that has shapes and no numbers."""
-        made: nn.Module = copy.deepcopy(self.modules[path]).to("meta").train()
-        return made
-
     def load(self, name: str) -> int:
         """Add the instruction that reads a parameter, as much of it as is claimed."""
         return self.add(name, lambda _, bound: bound.params[name], ())
@@ -290,7 +291,7 @@ class Builder:
     def _load(self, node: fx.Node) -> None:
         assert node.op == "get_attr", node
         name = self.parameter(node)
-        if name is not None and self.saved(name):
+        if name is not None:
             self.claim(name)
             self.learn(node, has_parameters=True)
             self._slot[node] = self.load(name)

@@ -5,12 +5,15 @@ for all, as in torch's SparseAdam.
 """
 
 from math import sqrt
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-from pliant.value import Fraction, NonNegative, Positive, Value
+from pliant.value import NonNegative, Positive, Value
 
+Memory = Annotated[float, Meta(ge=0.0, lt=1.0)]  # how much of the past is kept: never all
 State = list[list[Tensor]]  # for each kind of memory, one tensor per parameter
 
 
@@ -18,7 +21,7 @@ class Sgd(Value, frozen=True, tag="sgd"):
     """Stochastic gradient descent with momentum, L2 decay and clipping by norm (0 is off)."""
 
     lr: Positive = 0.1
-    momentum: Fraction = 0.0
+    momentum: Memory = 0.0
     weight_decay: NonNegative = 0.0
     clip: NonNegative = 0.0
 
@@ -43,8 +46,8 @@ class Adam(Value, frozen=True, tag="adam"):
     """Adam (Kingma and Ba, ICLR 2015) with L2 decay added to the gradient, and clipping by norm."""
 
     lr: Positive = 1e-3
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.999
+    beta1: Memory = 0.9
+    beta2: Memory = 0.999
     eps: Positive = 1e-8
     weight_decay: NonNegative = 0.0
     clip: NonNegative = 0.0

@@ -31,7 +31,10 @@ def write(full: Tensor, cut: Slice | None, small: Tensor) -> None:
         if full is not small:
             full.copy_(small)
         return
-    full.view(-1, cut.block).index_copy_(0, cut.rows, small.reshape(-1, cut.block))
+    rows = full.reshape(-1, cut.block)  # a copy where the tensor lies in another order
+    rows.index_copy_(0, cut.rows, small.reshape(-1, cut.block))
+    if rows.data_ptr() != full.data_ptr():
+        full.copy_(rows.view(full.shape))
 
 
 def put(

@@ -6,6 +6,7 @@ of each parameter are kept and the few indices and factors that instructions ask
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -111,7 +112,8 @@ class Frame:
 
     def index(self, places: NDArray[np.int64]) -> Tensor:
         """Return positions as a tensor on the device of the pass."""
-        return torch.from_numpy(np.ascontiguousarray(places)).to(self.device, non_blocking=True)
+        made = torch.from_numpy(places)
+        return made if self.device.type == "cpu" else made.to(self.device, non_blocking=True)
 
     def numbers(self, values: NDArray[np.float64], shape: tuple[int, ...]) -> Tensor:
         """Return factors as a tensor of this shape."""
@@ -128,53 +130,71 @@ class Slice:
     shape: tuple[int, ...]
 
 
-@dataclass
 class Bound:
-    """A plan bound to one subnet: slices of parameters and answers for instructions."""
+    """A plan bound to one subnet: answers for instructions, slices of parameters on demand."""
 
-    subnet: Subnet
-    slices: dict[str, Slice]
-    answers: list[Any]
-    params: Mapping[str, Tensor] = field(default_factory=dict)
+    def __init__(self, plan: Plan, frame: Frame) -> None:
+        self.plan = plan
+        self.frame = frame
+        self.answers = [ask(frame) for ask in plan.asked]
+        self.params: Mapping[str, Tensor] = {}
+
+    @cached_property
+    def slices(self) -> dict[str, Slice]:
+        """Return which entries of each parameter are kept."""
+        found: dict[str, Slice] = {}
+        for (shape, claim), names in self.plan.forms:
+            found.update(dict.fromkeys(names, self._slice(shape, claim)))
+        return found
+
+    def _slice(self, shape: tuple[int, ...], claim: Claim) -> Slice:
+        last, block = form(shape, claim)
+        if last < 0:
+            return Slice(None, 0, shape)
+        rows, small = rows_of(self.frame, shape, claim)
+        return (
+            Slice(None, 0, shape) if small == shape else Slice(self.frame.index(rows), block, small)
+        )
 
 
 def bind(plan: Plan, subnet: Subnet, device: torch.device, dtype: torch.dtype) -> Bound:
     """Work out what the plan needs to know of a subnet."""
-    frame = Frame(subnet, device, dtype)
-    slices: dict[str, Slice] = {}
-    for (shape, claim), names in plan.forms:
-        slices.update(dict.fromkeys(names, _slice(frame, shape, claim)))
-    return Bound(subnet, slices, [ask(frame) for ask in plan.asked])
+    return Bound(plan, Frame(subnet, device, dtype))
 
 
-def _slice(frame: Frame, shape: tuple[int, ...], claim: Claim) -> Slice:
-    kept: list[NDArray[np.int64] | None] = []
-    sizes = list(shape)
-    for dim, pieces in enumerate(claim):
-        places = frame.kept(pieces) if pieces is not None else None
-        if places is not None and len(places) == shape[dim]:
-            places = None
-        kept.append(places)
-        if places is not None:
-            sizes[dim] = len(places)
-    last = max((dim for dim, places in enumerate(kept) if places is not None), default=-1)
+def form(shape: tuple[int, ...], claim: Claim) -> tuple[int, int]:
+    """Return the last dimension that follows channels (-1: none), and the length of runs behind it.
+
+    The pixels of a flattened channel come together, so they are part of the run.
+    """
+    last = max((dim for dim, pieces in enumerate(claim) if pieces is not None), default=-1)
     if last < 0:
-        return Slice(None, 0, tuple(shape))
+        return last, 1
+    return last, prod(shape[last + 1 :]) * _repeat(claim[last])
+
+
+def rows_of(
+    frame: Frame, shape: tuple[int, ...], claim: Claim
+) -> tuple[NDArray[np.int64], tuple[int, ...]]:
+    """Return which runs of a parameter are kept, and the shape that they make."""
+    last, _ = form(shape, claim)
+    small = list(shape)
     rows: NDArray[np.int64] | None = None
-    block = prod(shape[last + 1 :])
     for dim in range(last + 1):
-        places, size = kept[dim], shape[dim]
-        if places is None:
+        pieces, size = claim[dim], shape[dim]
+        if pieces is None:
             places = np.arange(size)
-        elif dim == last and (together := _repeat(claim[dim])) > 1:
-            places, size, block = places[::together] // together, size // together, block * together
+        else:
+            places = frame.kept(pieces)
+            small[dim] = len(places)
+        if dim == last and (together := _repeat(pieces)) > 1:
+            places, size = places[::together] // together, size // together
         rows = places if rows is None else (rows[:, None] * size + places).ravel()
     assert rows is not None
-    return Slice(frame.index(rows), block, tuple(sizes))
+    return rows, tuple(small)
 
 
 def _repeat(pieces: Pieces | None) -> int:
-    """Return how many neighbours always come together (the pixels of a flattened channel)."""
     repeats = {piece.repeat for piece in pieces or ()}
     return repeats.pop() if len(repeats) == 1 else 1
 
@@ -185,13 +205,25 @@ def execute(plan: Plan, bound: Bound, params: Mapping[str, Tensor], inputs: Sequ
         raise ValueError(f"Expected {len(plan.inputs)} inputs, got {len(inputs)}")
     environment: Environment = [None] * plan.slots
     for slot, value in zip(plan.inputs, inputs, strict=True):
-        environment[slot] = value
-    bound = Bound(bound.subnet, bound.slices, bound.answers, params)
+        environment[slot] = _laid(value)
+    bound.params = params
     for instruction in plan.instructions:
         environment[instruction.slot] = instruction.run(environment, bound)
         for slot in instruction.done:
             environment[slot] = None
+    bound.params = {}
     return filled(plan.output, environment)
+
+
+def _laid(value: Any) -> Any:
+    """Put images into the memory format in which a CPU convolves fastest."""
+    if not isinstance(value, Tensor) or value.dim() != 4 or value.device.type != "cpu":
+        return value
+    value = value.contiguous(memory_format=torch.channels_last)
+    if value.shape[1] == 1:  # both formats at once; say which one is meant
+        high, wide = value.shape[2:]
+        return value.as_strided(value.shape, (high * wide, 1, wide, 1))
+    return value
 
 
 @dataclass(frozen=True)

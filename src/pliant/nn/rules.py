@@ -1,5 +1,6 @@
 """Which rule lays out which operation; what no rule knows gets all channels and stays correct."""
 
+import copy
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -156,8 +157,10 @@ def _call(b: Builder, node: fx.Node) -> bool:
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     if name in {"cat", "concat", "concatenate"}:
         given = _bound(node, ["tensors", "dim"])
-        parts = list(given["tensors"])
-        return shapes.concatenate(b, node, parts, given.get("dim", 0))
+        parts = given["tensors"]
+        if isinstance(parts, fx.Node):  # what a split has made, all at once
+            return False
+        return shapes.concatenate(b, node, list(parts), given.get("dim", 0))
     if _layer(b, node):
         return True
     if (
@@ -261,7 +264,12 @@ def _order(node: fx.Node, source: fx.Node, name: str) -> list[int]:
 def _bounds(node: fx.Node, source: fx.Node, name: str) -> tuple[int, list[tuple[int, int]]]:
     if name == "narrow":
         given = _bound(node, ["input", "dim", "start", "length"])
-        return given["dim"], [(given["start"], given["start"] + given["length"])]
+        dim, value = given["dim"], node.meta["value"]
+        start = given["start"]
+        if isinstance(start, int):  # else a matter of the batch
+            start %= source.meta["value"].shape[dim]
+            return dim, [(start, start + value.shape[dim])]
+        return dim, [(0, value.shape[dim])]
     dim = _bound(node, ["input", "sizes", "dim"]).get("dim", 0)
     ends, start = [], 0
     for part in node.meta["value"]:
@@ -312,10 +320,13 @@ def _gathered(b: Builder, read: fx.Node, node: fx.Node) -> int:
 
 def _measured(b: Builder, node: fx.Node) -> int:
     """Return the multiply-adds per sample that torch counts for one operation."""
+    if not any(isinstance(read.meta["value"], Tensor) for read in node.all_input_nodes):
+        return 0  # it makes a tensor out of a size
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda read: read.meta["value"])
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         if node.op == "call_module":
-            b.on_meta(str(node.target))(*args, **kwargs)
+            module = copy.deepcopy(b.modules[str(node.target)]).to("meta").train()
+            module(*args, **kwargs)
         elif node.op == "call_method":
             getattr(args[0], str(node.target))(*args[1:], **kwargs)
         else:

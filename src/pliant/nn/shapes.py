@@ -20,7 +20,11 @@ Pair = tuple[fx.Node, fx.Node]
 
 def keep(b: Builder, node: fx.Node, source: fx.Node, axis: int | None = None) -> bool:
     """Replay an operation that works on each channel by itself."""
-    layout = b.layout(source) if _is_tensor(node) else None
+    layout = b.layout(source)
+    if layout is not None and isinstance(node.meta["value"], tuple | list):
+        return False  # several results, of which each would need a layout
+    if not _is_tensor(node):
+        layout = None
     if layout is not None and axis is not None:
         layout = Layout(axis, layout.pieces)
     slots = {read: b.slot(read) for read in node.all_input_nodes}
@@ -59,7 +63,7 @@ def reshape(b: Builder, node: fx.Node, source: fx.Node) -> bool:
     axis, pieces = layout.axis, layout.pieces
     if len(after) <= axis or before[:axis] != after[:axis]:
         return False
-    tail = tuple(after[axis + 1 :])
+    tail = tuple(-1 if size % BATCH == 0 else size for size in after[axis + 1 :])
     if after[axis] == prod(before[axis:]) and after[axis] != before[axis]:
         many = prod(before[axis + 1 :])
         pieces = tuple(Piece(p.size, p.expression, p.repeat * many, p.pending) for p in pieces)
@@ -105,7 +109,7 @@ def reduce(b: Builder, node: fx.Node, source: fx.Node, dims: Any, keepdim: bool)
     layout = b.layout(source)
     if layout is None:
         return keep(b, node, source)
-    if dims is None:
+    if dims is None or dims in ((), []):  # of all axes
         return False
     gone = {dim % source.meta["value"].dim() for dim in ([dims] if isinstance(dims, int) else dims)}
     if layout.axis in gone or 0 in gone:
@@ -153,19 +157,23 @@ def cut(
 
 
 def _cut_elsewhere(b: Builder, node: fx.Node, source: fx.Node) -> bool:
-    layout = b.layout(source)
-    keep(b, node, source)
-    if not isinstance(node.meta["value"], Tensor):
-        b.alias(node, [layout] * len(node.meta["value"]) if layout else None)
+    layout, value = b.layout(source), node.meta["value"]
+    if layout is None or isinstance(value, Tensor):
+        return keep(b, node, source)
+    b.learn(node, has_parameters=False)
+    b.replay(node, None, {source: b.slot(source)})
+    b.alias(node, [layout] * len(value))
     return True
 
 
 def item(b: Builder, node: fx.Node, source: fx.Node, index: Any) -> bool:
     """Take one part of a tuple, or a slice of a tensor."""
     parts = b.layouts(source)
-    if parts is not None and isinstance(index, int):
+    if parts is not None:
         b.learn(node, has_parameters=False)
-        b.replay(node, parts[index], {source: b.slot(source)})
+        chosen = parts[index]  # a part, or several of them
+        b.replay(node, None if isinstance(chosen, list) else chosen, {source: b.slot(source)})
+        b.alias(node, chosen)
         return True
     value, layout = source.meta["value"], b.layout(source)
     if layout is None or not isinstance(value, Tensor):
@@ -262,7 +270,7 @@ def _with_parameter(b: Builder, node: fx.Node, value: fx.Node, other: fx.Node) -
     pieces, name = layout.pieces, b.parameter(other)
     slots = {value: b.slot(value)}
     b.learn(node, has_parameters=True)
-    if name is not None and b.saved(name) and not b.is_rigid(name):
+    if name is not None and not b.is_rigid(name):
         b.claim(name, *[None] * place, pieces)
         slots[other] = b.load(name)
     else:
@@ -283,6 +291,8 @@ def _gate(b: Builder, node: fx.Node, left: fx.Node, right: fx.Node) -> bool:
     layout, shape = b.layout(compact), full.meta["value"].shape
     assert layout is not None
     place = layout.axis - (compact.meta["value"].dim() - len(shape))
+    if place > layout.axis:
+        return False
     slots = {compact: b.slot(compact), full: b.slot(full)}
     b.learn(node, has_parameters=False)
     if place >= 0 and shape[place] != 1:
@@ -372,25 +382,12 @@ def _chooser(slot: int, axis: int, asked: int) -> Callable[[Environment, Bound],
     return run
 
 
+_KINDS = {
+    "add": (operator.add, operator.iadd, torch.add),
+    "sub": (operator.sub, operator.isub, torch.sub),
+    "mul": (operator.mul, operator.imul, torch.mul),
+    "div": (operator.truediv, operator.itruediv, torch.div),
+}
 MEETINGS: dict[Any, str] = {
-    operator.add: "add",
-    operator.iadd: "add",
-    torch.add: "add",
-    "add": "add",
-    "add_": "add",
-    operator.sub: "sub",
-    operator.isub: "sub",
-    torch.sub: "sub",
-    "sub": "sub",
-    "sub_": "sub",
-    operator.mul: "mul",
-    operator.imul: "mul",
-    torch.mul: "mul",
-    "mul": "mul",
-    "mul_": "mul",
-    operator.truediv: "div",
-    operator.itruediv: "div",
-    torch.div: "div",
-    "div": "div",
-    "div_": "div",
+    target: kind for kind, functions in _KINDS.items() for target in (*functions, kind, f"{kind}_")
 }

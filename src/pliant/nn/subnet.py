@@ -9,6 +9,7 @@ order.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import perm
 from typing import Literal
 
 import numpy as np
@@ -41,16 +42,27 @@ class Subnet:
 
 def coins(sizes: Sequence[int], keep: NDArray[np.float64], rng: np.random.Generator) -> list[Mask]:
     """Keep each filter with its site's probability; a site that would lose all keeps one."""
-    chances = np.repeat(keep, sizes)
+    ends = np.cumsum(np.asarray(sizes, np.int64))
+    chances = np.repeat(keep, np.asarray(sizes, np.int64))
     drawn = rng.random(len(chances))
-    flat = drawn < chances
-    masks = np.split(flat, np.cumsum(sizes)[:-1])
+    masks = np.split(drawn < chances, ends)[:-1]  # what is behind the last end is nothing
     if not all(mask.any() for mask in masks):
-        rows = np.split(drawn, np.cumsum(sizes)[:-1])
+        rows = np.split(drawn, ends)[:-1]
         for mask, row in zip(masks, rows, strict=True):
             if not mask.any():
                 mask[row.argmin()] = True  # each filter is the survivor equally often
     return masks
+
+
+def drawn(sizes: Sequence[int], counts: Sequence[int], rng: np.random.Generator) -> list[Mask]:
+    """Keep a given number of each site's filters, every choice equally likely."""
+    total = int(np.sum(sizes))
+    site = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.argsort(site + rng.random(total))  # shuffled within each site
+    begins = np.cumsum(sizes) - sizes
+    flat = np.zeros(total, np.bool_)
+    flat[order] = np.arange(total) - np.repeat(begins, sizes) < np.repeat(counts, sizes)
+    return np.split(flat, begins[1:])
 
 
 def orders(sizes: Sequence[int], rng: np.random.Generator) -> Order:
@@ -87,14 +99,22 @@ def ceiled(sizes: Sequence[int], keep: NDArray[np.float64]) -> list[int]:
     return [max(1, int(number)) for number in wanted]
 
 
-def moments(size: int, keep: float, choice: Choice) -> tuple[float, float]:
-    """Return E[n] and E[n²] of the number of kept filters, the rule "never none" included."""
+def chance(size: int, keep: float, choice: Choice, kept: int, dropped: int) -> float:
+    """Return how likely `kept` given filters are all kept and `dropped` others all dropped.
+
+    Which filters are given does not matter. The rule "never none" is included.
+    """
+
+    def among(number: int) -> float:  # when that many are kept in all
+        ways = perm(number, kept) * perm(size - number, dropped)
+        return ways / perm(size, kept + dropped)
+
+    if kept + dropped > size:
+        return 0.0
     if choice == "bernoulli":
         none = (1 - keep) ** size
-        mean = size * keep
-        return mean + none, mean**2 + mean * (1 - keep) + none
-    wanted = size * keep
-    low = float(np.floor(wanted + 1e-9))
-    chance = max(0.0, wanted - low)
-    down, up = max(1.0, low), max(1.0, low + 1)
-    return (1 - chance) * down + chance * up, (1 - chance) * down**2 + chance * up**2
+        coins = keep**kept * (1 - keep) ** dropped
+        return max(0.0, coins + none * (among(1) - among(0)))
+    low = int(np.floor(size * keep + 1e-9))
+    up = max(0.0, size * keep - low)
+    return (1 - up) * among(max(1, low)) + (up * among(low + 1) if up else 0.0)

@@ -6,11 +6,15 @@ number: the example is given a batch of `BATCH`, a prime that no other dimension
 """
 
 import copy
+import inspect
 import linecache
 import operator
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -20,10 +24,25 @@ from torch.utils import _pytree as pytree
 BATCH = 7919
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = __file__
+# torch takes no traced batch size for these unless they are wrapped
+_FACTORIES = (
+    torch.zeros, torch.ones, torch.full, torch.empty, torch.rand, torch.randn, torch.arange,
+)  # fmt: skip
 
 
 class NotTraceable(ValueError):
     """A forward pass cannot be written down as a fixed list of operations."""
+
+
+class Shape(tuple[Any, ...]):
+    """A torch.Size that may hold a traced batch size."""
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        return Shape(found) if isinstance(place, slice) else found
+
+    def numel(self) -> Any:
+        return prod(self)
 
 
 class ShapedProxy(fx.Proxy):
@@ -31,7 +50,7 @@ class ShapedProxy(fx.Proxy):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        return tuple(self.size(dim) for dim in range(self.value.dim()))
+        return Shape(self.size(dim) for dim in range(self.value.dim()))
 
     @property
     def ndim(self) -> int:
@@ -65,10 +84,7 @@ class ShapedProxy(fx.Proxy):
         return size
 
     def numel(self) -> Any:
-        total: Any = 1
-        for size in self.shape:
-            total = total * size
-        return total
+        return prod(self.shape)
 
     def __len__(self) -> int:
         value = self.value
@@ -81,6 +97,11 @@ class ShapedProxy(fx.Proxy):
         return int(self._refuse("a batch size, or a value, as a number"))
 
     __int__ = __index__
+
+    def item(self) -> Any:
+        return self._refuse("a value as a number")
+
+    tolist = item
 
     def __float__(self) -> float:
         return float(self._refuse("a value as a number"))
@@ -108,11 +129,13 @@ class ShapedTracer(fx.Tracer):
     proxy_buffer_attributes = True
 
     def __init__(self, net: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        super().__init__(autowrap_functions=())
+        super().__init__(autowrap_functions=_FACTORIES)
+        self._autowrap_search.append(torch)
         self.home = inputs[0].device
-        self._inputs = iter(inputs)
+        self._inputs = inputs
         self._shadow = copy.deepcopy(net).to("meta")
         self._path: list[str] = []
+        self.failed = ""  # the innermost module that raised
         self._is_on_meta = False
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -122,8 +145,18 @@ class ShapedTracer(fx.Tracer):
         self, kind, target, args, kwargs, name=None, type_expr=None, proxy_factory_fn=None
     ):
         made = super().create_proxy(kind, target, args, kwargs, name, type_expr, proxy_factory_fn)
+        made.node.meta["is_cut_off"] = not torch.is_grad_enabled()
         self.value_of(made.node)  # at once, so that a wrong shape is found where it arises
         return made
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        # only what the example has: other parameters of `forward` keep their defaults
+        made: list[Any] = [self.root]
+        for number in range(len(self._inputs)):
+            made.append(self.create_proxy("placeholder", f"input_{number}", (), {}))  # type: ignore[no-untyped-call] # as above
+        return root_fn, made
 
     def call_module(
         self,
@@ -137,6 +170,9 @@ class ShapedTracer(fx.Tracer):
         self._path.append(self.path_of_module(m))
         try:
             return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            self.failed = self.failed or self._path[-1]
+            raise
         finally:
             self._path.pop()
 
@@ -148,9 +184,7 @@ class ShapedTracer(fx.Tracer):
 
     def _run(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
-            tensor = next(self._inputs, None)
-            if tensor is None:
-                return node.args[0] if node.args else None
+            tensor = self._inputs[int(str(node.target).removeprefix("input_"))]
             return torch.empty((BATCH, *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
         if node.op == "get_attr":
             # from the shadow: reading a parameter of the network itself would be traced again
@@ -172,25 +206,36 @@ class ShapedTracer(fx.Tracer):
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             assert callable(node.target)
+            if node.target in _FACTORIES or "device" in kwargs:
+                kwargs = {**kwargs, "device": "meta"}
             return node.target(*args, **kwargs)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
+        if obj.node.target in {operator.eq, operator.ne}:
+            sides = [self.value_of(side) for side in obj.node.all_input_nodes]
+            if len(sides) == 2 and all(isinstance(s, int) and s % BATCH == 0 for s in sides):
+                return bool(self.value_of(obj.node))  # two batch sizes: so for any batch
         return bool(self.refuse("a decision by the value of a tensor"))
 
     def refuse(self, what: str) -> Any:
         """Raise with the module and the line that cannot be traced."""
-        frame = sys._getframe(1)
-        while frame.f_back and (
-            frame.f_code.co_filename.startswith(_TORCH) or frame.f_code.co_filename == _HERE
-        ):
-            frame = frame.f_back
-        file, line = frame.f_code.co_filename, frame.f_lineno
-        module = self._path[-1] if self._path else "the network itself"
-        code = linecache.getline(file, line).strip()
-        raise NotTraceable(
-            f"{module} cannot be traced: {what} at {file}:{line}: `{code}`. Write it without "
-            "asking for values (torch.where, or a choice made in __init__), or keep that part out "
-            "of the network given to pliant.elastic"
+        stack = traceback.walk_stack(sys._getframe(1))
+        advice = "Write it without asking for values (torch.where, or a choice made in __init__)"
+        raise self.refusal(what, advice, [(frame.f_code, line) for frame, line in stack])
+
+    def refusal(
+        self, what: str, advice: str, calls: Iterable[tuple[CodeType, int]]
+    ) -> NotTraceable:
+        """Return the error for a stack of calls, innermost first: the user's own line is named."""
+        path = self.failed or (self._path[-1] if self._path else type(self.root).__name__)
+        for code, line in calls:
+            file = code.co_filename
+            if not file.startswith(_TORCH) and file != _HERE:
+                what += f" at {file}:{line}: `{linecache.getline(file, line).strip()}`"
+                break
+        return NotTraceable(
+            f"{path} cannot be traced: {what}. {advice}, or keep that part out of the network "
+            "given to pliant.elastic"
         )
 
 
@@ -201,22 +246,35 @@ def trace(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> fx.Graph:
         raise ValueError(
             "Expected an example input with a batch dimension, like torch.zeros(1, 3, 32, 32)"
         )
+    try:
+        inspect.signature(net.forward).bind(*inputs)
+    except TypeError as error:
+        raise ValueError(
+            f"Expected one example for each input of {type(net).__name__}, "
+            f"got {len(inputs)}: {error}"
+        ) from None
     was = {module: module.training for module in net.modules()}
     net.train()
     tracer = ShapedTracer(net, inputs)
     try:
-        graph = tracer.trace(net)
+        with torch.enable_grad():
+            graph = tracer.trace(net)
     except NotTraceable:
         raise
     except Exception as error:
-        module = tracer._path[-1] if tracer._path else type(net).__name__
-        raise NotTraceable(f"{module} cannot be traced: {error}") from error
+        stack = traceback.walk_tb(error.__traceback__)
+        calls = [(frame.f_code, line) for frame, line in stack]
+        what = str(error).partition("\n")[0].replace(str(BATCH), "batch").removesuffix(".")
+        advice = "Check that the example has the shape that the network takes"
+        raise tracer.refusal(what, advice, reversed(calls)) from error
     finally:
         for part, training in was.items():
             part.training = training
     return functional(graph, dict(net.named_modules()))
 
 
+# a view would fail where a value lies in another memory format than in the network itself
+VIEWS = {"view": "reshape", "view_as": "reshape_as"}
 IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
 
 
@@ -234,10 +292,21 @@ def is_in_place(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     return False
 
 
+def is_view(node: fx.Node) -> bool:
+    """Tell whether a node's value lies in the memory of one that it reads."""
+    values = [each.meta.get("value") for each in (node, *node.all_input_nodes)]
+    if not isinstance(values[0], Tensor):
+        return False
+    homes = [v.untyped_storage()._cdata for v in values if isinstance(v, Tensor)]
+    return homes[0] in homes[1:]
+
+
 def functional(graph: fx.Graph, modules: dict[str, nn.Module]) -> fx.Graph:
-    """Let what reads a value after it was overwritten read the result of the overwriting."""
+    """Let what reads a value after it was overwritten read the result; let views copy if need be."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
+        if node.op == "call_method" and not any(isinstance(arg, torch.dtype) for arg in node.args):
+            node.target = VIEWS.get(node.target, node.target)
         if node.all_input_nodes and is_in_place(node, modules):
             written = node.args[0]
             for user in list(written.users):

@@ -1,0 +1,213 @@
+"""Many tensors in few: parameters lie end to end, so that a subnet is taken out in a few copies.
+
+Tensors whose kept entries come in runs of the same length (a 3x3 kernel, the pixels of a flattened
+channel, single numbers) share one flat tensor. Changing the subnet is then one gather and one
+scatter for each length instead of two for each parameter.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pliant.nn.channels import Drawn, Piece, Pieces, mask
+from pliant.nn.plan import Claim, Frame, Plan, form
+from pliant.params import Params
+
+LARGE = 1 << 14  # numbers; a larger tensor has a shelf to itself, since copying it costs more
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a subnet takes from a shelf: rows (None: all), and the shapes of its parts."""
+
+    rows: Tensor | None
+    shapes: list[tuple[int, ...]]
+
+
+class Switches:
+    """One vector of bits for a subnet: all filters of all sites, and what follows from them.
+
+    Every entry of every parameter is kept or not by two of these bits, whose places never change.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._begins = np.cumsum([0, *sizes])
+        self._always = int(self._begins[-1])
+        self._extra: dict[Piece, int] = {}
+        self._end = self._always + 1
+
+    def places(self, pieces: Pieces | None, size: int) -> NDArray[np.int64]:
+        """Return the bit that decides each entry along one dimension, a run of repeats once."""
+        if pieces is None:
+            return np.full(size, self._always)
+        together = {piece.repeat for piece in pieces}
+        repeats = [piece.repeat if len(together) > 1 else 1 for piece in pieces]
+        return np.concatenate(
+            [
+                np.repeat(self._piece(piece), many)
+                for piece, many in zip(pieces, repeats, strict=True)
+            ]
+        )
+
+    def _piece(self, piece: Piece) -> NDArray[np.int64]:
+        drawn = piece.expression
+        if drawn is None:
+            return np.full(piece.size, self._always)
+        if isinstance(drawn, Drawn):
+            return int(self._begins[drawn.site]) + drawn.start + np.arange(piece.size)
+        if piece not in self._extra:
+            self._extra[piece] = self._end
+            self._end += piece.size
+        return self._extra[piece] + np.arange(piece.size)
+
+    def bits(self, frame: Frame) -> NDArray[np.bool_]:
+        """Return the vector for one subnet."""
+        extra = [mask(piece, frame.masks) for piece in self._extra]
+        return np.concatenate([*frame.masks, np.ones(1, np.bool_), *extra])
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a tensor's shape follows from how many of its rows are kept."""
+
+    shape: tuple[int, ...]
+    outputs: Pieces | None  # along an earlier dimension that is cut too
+    earlier: int
+    last: int
+    rest: int  # numbers in all dimensions that are never cut
+
+    def small(self, numbers: int, frame: Frame) -> tuple[int, ...]:
+        """Return the shape that so many numbers make."""
+        head, tail = self.shape[: self.last], self.shape[self.last + 1 :]
+        if self.outputs is None:
+            return (*head, numbers // self.rest, *tail)
+        count = frame.count(self.outputs)
+        head = (*head[: self.earlier], count, *head[self.earlier + 1 :])
+        return (*head, numbers // (self.rest * count), *tail)
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Tensors that lie end to end, seen as rows of `block` numbers."""
+
+    names: tuple[str, ...]
+    block: int
+    shapes: tuple[tuple[int, ...], ...]
+    forms: tuple[Form, ...]
+    left: NDArray[np.int64] | None  # for each row two bits that keep it; None: always whole
+    right: NDArray[np.int64] | None
+    begins: NDArray[np.int64]  # the first row of each tensor
+
+    def cut(self, frame: Frame, bits: NDArray[np.bool_]) -> Cut:
+        """Work out what a subnet takes."""
+        if self.left is None or self.right is None:
+            return Cut(None, list(self.shapes))
+        kept = bits[self.left] & bits[self.right]
+        numbers = np.add.reduceat(kept, self.begins, dtype=np.int64).tolist()
+        shapes = [
+            made.small(number * self.block, frame)
+            for made, number in zip(self.forms, numbers, strict=True)
+        ]
+        return Cut(frame.index(np.flatnonzero(kept)), shapes)
+
+
+def _form(shape: tuple[int, ...], claim: Claim) -> Form:
+    cut = [dim for dim, pieces in enumerate(claim) if pieces is not None]
+    assert len(cut) <= 2, "no layer's parameter follows channels in three dimensions"
+    rest = prod(size for dim, size in enumerate(shape) if dim not in cut)
+    outputs = claim[cut[0]] if len(cut) == 2 else None
+    return Form(shape, outputs, cut[0], cut[-1], rest)
+
+
+class Arena:
+    """The layout of some of a network's tensors on shelves."""
+
+    def __init__(self, plan: Plan, names: Iterable[str], switches: Switches) -> None:
+        groups: dict[tuple[bool, int, str], list[str]] = {}
+        for name in names:
+            last, block = form(plan.shapes[name], plan.claims[name])
+            alone = name if prod(plan.shapes[name]) > LARGE else ""
+            groups.setdefault((last >= 0, block, alone), []).append(name)
+        self.shelves = [
+            _shelf(plan, group, block, switches if is_cut else None)
+            for (is_cut, block, _), group in groups.items()
+        ]
+        self.names = tuple(name for shelf in self.shelves for name in shelf.names)
+
+    def packed(self, params: Mapping[str, Tensor]) -> list[Tensor]:
+        """Copy tensors onto shelves."""
+        return [
+            torch.cat([params[name].detach().reshape(-1) for name in shelf.names])
+            for shelf in self.shelves
+        ]
+
+    def unpacked(self, flats: list[Tensor]) -> Params:
+        """Return the tensors on full shelves, as views."""
+        found: Params = {}
+        for shelf, flat in zip(self.shelves, flats, strict=True):
+            found.update(zip(shelf.names, parts(flat, shelf.shapes), strict=True))
+        return found
+
+    def cut(self, frame: Frame, bits: NDArray[np.bool_]) -> list[Cut]:
+        """Work out what a subnet takes from each shelf."""
+        if frame.subnet.is_full:
+            return [Cut(None, list(shelf.shapes)) for shelf in self.shelves]
+        return [shelf.cut(frame, bits) for shelf in self.shelves]
+
+
+def _shelf(plan: Plan, names: list[str], block: int, switches: Switches | None) -> Shelf:
+    shapes = tuple(plan.shapes[name] for name in names)
+    claims = tuple(plan.claims[name] for name in names)
+    rows = [prod(shape) // block for shape in shapes]
+    begins = np.cumsum([0, *rows])[:-1]
+    if switches is None:
+        return Shelf(tuple(names), block, shapes, (), None, None, begins)
+    pairs = [_decided(switches, shape, claim) for shape, claim in zip(shapes, claims, strict=True)]
+    left, right = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    forms = tuple(map(_form, shapes, claims))
+    return Shelf(tuple(names), block, shapes, forms, left, right, begins)
+
+
+def _decided(
+    switches: Switches, shape: tuple[int, ...], claim: Claim
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the two bits that keep each row of a tensor (most follow outputs and inputs)."""
+    last, _ = form(shape, claim)
+    cut = [dim for dim in range(last + 1) if claim[dim] is not None]
+    sides = [switches.places(claim[dim], size) for dim, size in enumerate(shape[: last + 1])]
+    grid = np.meshgrid(*sides, indexing="ij")
+    flat = [grid[dim].ravel() for dim in (cut[0], cut[-1])]
+    return flat[0], flat[1]
+
+
+def taken(flats: Sequence[Tensor], shelves: Sequence[Shelf], cuts: Sequence[Cut]) -> list[Tensor]:
+    """Return a subnet's part of each shelf: a copy, or the shelf itself where all is kept."""
+    return [
+        flat if cut.rows is None else flat.view(-1, shelf.block).index_select(0, cut.rows).view(-1)
+        for flat, shelf, cut in zip(flats, shelves, cuts, strict=True)
+    ]
+
+
+def put_back(
+    flats: Sequence[Tensor],
+    smalls: Sequence[Tensor],
+    shelves: Sequence[Shelf],
+    cuts: Sequence[Cut],
+) -> None:
+    """Write a subnet's part of each shelf to its places, in place."""
+    for flat, small, shelf, cut in zip(flats, smalls, shelves, cuts, strict=True):
+        if cut.rows is not None:
+            flat.view(-1, shelf.block).index_copy_(0, cut.rows, small.view(-1, shelf.block))
+
+
+def parts(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Return the tensors that lie end to end in a flat one, as views."""
+    if len(shapes) == 1:
+        return [flat.view(shapes[0])]
+    pieces = torch.split(flat, [prod(shape) for shape in shapes])
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
