@@ -302,7 +302,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def functional(graph: fx.Graph, modules: dict[str, nn.Module]) -> fx.Graph:
-    """Let what reads a value after it was overwritten read the result; let views copy if need be."""
+    """Let what reads an overwritten value read the result, and let views copy where they must."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         if node.op == "call_method" and not any(isinstance(arg, torch.dtype) for arg in node.args):

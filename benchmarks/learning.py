@@ -1,0 +1,69 @@
+"""Does a network that trains under dropout reach the plateau of plain training?
+
+    python benchmarks/learning.py --network digits_cnn --epochs 40 --seeds 3 > learning.jsonl
+
+Each line is one run: test accuracy of the *full* network after each epoch at one rate, with new
+filters in every mini-batch, and for batch norm the accuracy with running and with re-estimated
+statistics. Last results are in docs/elastic.md.
+"""
+
+import argparse
+import json
+import math
+import time
+
+import torch
+
+import pliant as pl
+from pliant.engine.evaluate import Evaluation, evaluate
+from pliant.methods.base import against
+from pliant.nn.statistics import Reestimated, Running
+from pliant.rng import number
+
+
+def train(name: str, rate: float, seed: int, epochs: int, choice: str, data_name: str) -> dict:
+    data = pl.data.load(data_name).share(pl.Iid(), devices=1, seed=0, proxy=1000)
+    with torch.random.fork_rng():
+        torch.manual_seed(number(seed, "weights"))
+        net = pl.models.MODELS[name](classes=10, channels=data.train.pixels.shape[1])
+    flexible = pl.elastic(net, data.train.normalised(slice(0, 1)))
+    learner = pl.Learner(
+        flexible, pl.params_of(net), pl.Sgd(lr=0.05, momentum=0.9, weight_decay=5e-4, clip=5.0)
+    )
+    curve, step, begin = [], 0, time.perf_counter()
+    for epoch in range(epochs):
+        lr = 0.05 * (1 + math.cos(math.pi * epoch / epochs)) / 2
+        for x, y in pl.data.batches(data.train, data.devices[0], 32, seed, epoch):
+            learner.switch(flexible.draw(rate, pl.stream(seed, "dropout", step), choice))
+            learner.step(x, against(y), lr=lr)
+            step += 1
+        params = learner.params()
+        score = evaluate(net, params, data, Evaluation(statistics=Reestimated()))
+        curve.append(round(score.accuracy, 4))
+    running = evaluate(net, params, data, Evaluation(statistics=Running()))
+    return {
+        "network": name,
+        "data": data_name,
+        "rate": rate,
+        "choice": choice,
+        "seed": seed,
+        "curve": curve,
+        "final": curve[-1],
+        "final, running statistics": running.accuracy,
+        "minutes": round((time.perf_counter() - begin) / 60, 2),
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", default="digits_cnn")
+    parser.add_argument("--data", default="digits")
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--choice", default="bernoulli")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for seed in range(given.seeds):
+        for rate in (0.0, 0.25, 0.5):
+            row = train(given.network, rate, seed, given.epochs, given.choice, given.data)
+            print(json.dumps(row), flush=True)

@@ -1,0 +1,113 @@
+"""`pliant run`: one experiment from its TOML file, or go on with one that was interrupted."""
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pliant.engine.ledger import RoundRecord
+
+
+def run(
+    spec: Path | None = None,
+    *overrides: str,
+    out: Path | None = None,
+    resume: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Run an experiment and write its records and checkpoints to a folder.
+
+    Example: pliant run digits.toml rounds=20 method.local.batch=64
+
+    Example: pliant run --resume runs/digits
+
+    Parameters
+    ----------
+    spec
+        The experiment's TOML file.
+    overrides
+        key=value in the place of what the file says, like rounds=20 or fleet.size=50.
+    out
+        Folder of the run; runs/NAME by default.
+    resume
+        Folder of a run to go on with, in the place of a file.
+    json
+        One JSON record a round instead of a table.
+    """
+    from functools import partial
+
+    import msgspec
+
+    from pliant.engine.simulate import simulate
+    from pliant.experiment import begin, build, load_experiment, recall
+
+    if (spec is None) == (resume is None):
+        raise ValueError("Expected either a TOML file or --resume FOLDER")
+    if resume is not None:
+        folder, experiment = resume, recall(resume)
+        if overrides:
+            raise ValueError("Expected no key=value with --resume: a run goes on as it began")
+    else:
+        assert spec is not None
+        experiment = load_experiment(spec, overrides)
+        folder = out or Path("runs") / spec.stem
+        begin(folder, experiment)
+    stop = _Stop(folder)
+    net, data = build(experiment)
+    records = simulate(
+        experiment.method,
+        net,
+        data,
+        experiment.fleet,
+        setting=experiment.setting,
+        workers=experiment.workers,
+        folder=folder,
+        source=partial(build, experiment),
+        is_stopped=stop.asked,
+    )
+    last = None
+    with stop:
+        for last in records:
+            if json:
+                sys.stdout.write(msgspec.json.encode(last).decode() + "\n")
+            else:
+                sys.stdout.write(_line(last, experiment.rounds))
+            sys.stdout.flush()
+    if stop.asked() and (last is None or last.round + 1 < experiment.rounds):
+        sys.stderr.write(f"stopped; go on with `pliant run --resume {folder}`\n")
+        return 130
+    return 0
+
+
+def _line(record: "RoundRecord", rounds: int) -> str:
+    scored = "" if record.accuracy is None else f"  accuracy {record.accuracy:6.2%}"
+    loss = "" if record.loss is None else f"  loss {record.loss:.3f}"
+    return (
+        f"round {record.round + 1:>4}/{rounds}  {record.seconds:10.2f} s  "
+        f"{record.merged:>3}/{record.tasks} devices  used {record.utilisation:4.0%}{loss}{scored}\n"
+    )
+
+
+class _Stop:
+    """The first Ctrl-C ends the run after its round, with a checkpoint; the second at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._is_asked = False
+        self._folder = folder
+
+    def asked(self) -> bool:
+        return self._is_asked
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGINT, self._heard)
+
+    def __exit__(self, *exception: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self._is_asked:
+            raise KeyboardInterrupt
+        self._is_asked = True
+        sys.stderr.write("stopping after this round (Ctrl-C again: at once)\n")

@@ -1,0 +1,259 @@
+"""Simulation in virtual time: rounds of selection, timetable, training, merging, evaluation."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from torch import nn
+
+from pliant.data import Federated
+from pliant.devices import Choice, Fleet, Given, joules
+from pliant.devices.draws import FloatArray, IntArray
+from pliant.engine.agenda import Agenda
+from pliant.engine.evaluate import Evaluation, evaluate
+from pliant.engine.job import EXTRA, Job, Source, build_world, example_of, perform
+from pliant.engine.ledger import RoundRecord, TaskRecord, summed
+from pliant.engine.rules import End, Rules
+from pliant.engine.schedule import Timetable, opening, timetable
+from pliant.engine.select import Selection, selected
+from pliant.engine.store import Saved, Store, newest
+from pliant.engine.tasks import Tasks
+from pliant.engine.workers import AnyWorkers, Inline, Pool, opened
+from pliant.methods.base import Method, Place, State, Update
+from pliant.nn.elastic import Elastic, elastic
+from pliant.params import Params, digest, nbytes, params_of
+from pliant.value import Count, Value
+
+Event = Literal["open", "close"]
+
+
+class Setting(Value, frozen=True):
+    """How rounds are run, whatever the method."""
+
+    rounds: Count = 100
+    per_round: Count = 10
+    seed: int = 0
+    select: Selection = "uniform"
+    rules: Rules = Rules()
+    evaluation: Evaluation = Evaluation()
+    checkpoint_every: Count = 10  # rounds
+
+
+@dataclass
+class _Run:
+    """A run under way."""
+
+    method: Method
+    net: Elastic
+    data: Federated
+    fleet: Fleet
+    setting: Setting
+    saved: Saved
+
+
+def simulate(
+    method: Method,
+    net: nn.Module,
+    data: Federated,
+    fleet: Fleet,
+    *,
+    rounds: int | None = None,
+    setting: Setting | None = None,
+    workers: AnyWorkers | None = None,
+    folder: Path | None = None,
+    source: Source | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[RoundRecord]:
+    """Train a network across a fleet and yield a record of every round.
+
+    With a `folder` the run writes its records and checkpoints there, and goes on from the last
+    checkpoint that it finds; `trained(folder)` returns the network that it has come to. The given
+    network is left as it is. `source` makes the network and the data anew in a worker process,
+    where copying them there would cost more. When `is_stopped` says so, the run saves itself and
+    ends.
+    """
+    setting = setting or Setting()
+    if rounds is not None:
+        setting = msgspec.structs.replace(setting, rounds=rounds)
+    flexible = elastic(net, example_of(data))
+    store = Store(folder) if folder is not None else None
+    try:
+        saved = (store.resume() if store else None) or Saved(0, 0.0, State(params_of(net)), {})
+        run = _Run(method, flexible, data, fleet, setting, saved)
+        setup = partial(build_world, source or partial(_given, net, data), method)
+        with opened(workers or Inline(), setup, perform) as pool:
+            yield from _rounds(run, pool, store, is_stopped)
+    finally:
+        if store:
+            store.close()
+
+
+def _given(net: nn.Module, data: Federated) -> tuple[nn.Module, Federated]:
+    return net, data
+
+
+def _rounds(
+    run: _Run, pool: Pool[Job, Update], store: Store | None, is_stopped: Callable[[], bool]
+) -> Iterator[RoundRecord]:
+    agenda: Agenda[Event] = Agenda()
+    last = run.setting.rounds
+    if run.saved.round < last:
+        agenda.add(run.saved.seconds, "open")
+    for now, _ in agenda:
+        number = run.saved.round
+        table, tasks = _scheduled(run, number, now)
+        updates = _trained(run, pool, number, table)
+        state = run.method.merge(run.net, run.saved.state, updates)
+        memory = run.saved.memory | {u.device: u.memory for u in updates if u.memory}
+        close = now + table.close
+        run.saved = Saved(number + 1, close, state, memory)
+        records = _recorded(run, number, table, tasks, updates)
+        total = summed(number, close, records)
+        is_last = number + 1 == last
+        if is_last or (number + 1) % run.setting.evaluation.every == 0:
+            score = evaluate(run.net.net, state.params, run.data, run.setting.evaluation)
+            total = msgspec.structs.replace(total, score=score)
+        if is_last:
+            total = msgspec.structs.replace(total, digest=digest(state.params))
+        is_over = is_last or is_stopped()
+        if store:
+            store.append([*records, total])
+            if is_over or (number + 1) % run.setting.checkpoint_every == 0:
+                store.save(run.saved)
+        if not is_over:
+            agenda.add(close, "open")
+        yield total
+
+
+def _scheduled(run: _Run, number: int, now: float) -> tuple[Timetable, Tasks]:
+    """Choose devices and work out when each of their mini-batches begins and ends."""
+    setting, net, method = run.setting, run.net, run.method
+    devices = selected(
+        run.fleet,
+        setting.rules.selected(setting.per_round),
+        setting.select,
+        seed=setting.seed,
+        round=number,
+        now=now,
+    )
+    sizes = _batch_sizes(run, devices)
+    full = sizes * net.macs(0.0, training=True)
+    size = nbytes(run.saved.state.params)
+    whole = np.full(len(devices), float(size))
+    tasks = Tasks(devices, full, whole, whole)
+    plan = method.plan(net)
+    if plan.is_held:  # what is sent may be smaller, and then its transport is too
+        moment = opening(run.fleet, tasks, seed=setting.seed, start=now)
+        choice = plan.choose(moment)
+        sent = _bytes(run, number, devices, choice.row, size)
+        tasks, plan = Tasks(devices, full, sent, sent), Given(moment, choice)
+    shown = {int(device): row for row, device in enumerate(devices)}
+
+    def realised(which: IntArray, step: int, choice: Choice) -> FloatArray:
+        costs = np.empty(len(which))
+        for place, device in enumerate(which.tolist()):
+            where = Place(setting.seed, number, device)
+            subnet = method.subnet(net, int(choice.row[place]), where, step)
+            costs[place] = sizes[shown[device], step] * net.macs(subnet, training=True)
+        return costs
+
+    table = timetable(
+        run.fleet,
+        plan,
+        tasks,
+        setting.rules,
+        seed=setting.seed,
+        round=number,
+        start=now,
+        wanted=setting.per_round,
+        realised=realised,
+    )
+    return table, tasks
+
+
+def _bytes(run: _Run, number: int, devices: IntArray, rows: IntArray, size: float) -> FloatArray:
+    """Return the bytes of what each device is sent: the network, or its packed part."""
+    found = np.full(len(devices), float(size))
+    for place, (device, row) in enumerate(zip(devices.tolist(), rows.tolist(), strict=True)):
+        packed = run.method.sends(run.net, row, Place(run.setting.seed, number, device))
+        if packed is not None:
+            found[place] = nbytes(run.net.take(run.saved.state.params, packed))
+    return found
+
+
+def _batch_sizes(run: _Run, devices: IntArray) -> FloatArray:
+    """Return (device, step): how many samples each mini-batch has."""
+    local = run.method.local
+    rows = []
+    for device in devices.tolist():
+        samples = len(run.data.devices[device % len(run.data)])
+        whole, rest = divmod(samples, local.batch)
+        rows.append(([local.batch] * whole + ([rest] if rest else [])) * local.epochs)
+    longest = max(map(len, rows))
+    return np.array([row + [0] * (longest - len(row)) for row in rows], np.float64)
+
+
+def _trained(run: _Run, pool: Pool[Job, Update], number: int, table: Timetable) -> list[Update]:
+    """Train what will count, and nothing else."""
+    local, setting = run.method.local, run.setting
+    lr = local.schedule.rate(local.optimiser.lr, number, setting.rounds)
+    jobs = []
+    for place, device in enumerate(table.devices.tolist()):
+        used = int(table.used[place])
+        if used:
+            rows = tuple(table.row[place, :used].tolist())
+            macs = tuple(table.planned[place, :used].tolist())
+            where = Place(setting.seed, number, device)
+            jobs.append(Job(where, rows, macs, lr, run.saved.memory.get(device, {})))
+    shared = dict(run.saved.state.params)
+    for key, params in run.saved.state.extra.items():
+        shared |= {f"{EXTRA}{key}/{name}": tensor for name, tensor in params.items()}
+    return pool.run(jobs, shared, cost=lambda job: job.cost) if jobs else []
+
+
+def _recorded(
+    run: _Run, number: int, table: Timetable, tasks: Tasks, updates: list[Update]
+) -> list[TaskRecord]:
+    """Return what each task of a round cost and how it ended."""
+    traits = run.fleet.traits(table.devices, seed=run.setting.seed)
+    back = {update.device: update for update in updates}
+    arrived = np.isfinite(table.arrival)
+    up = np.where(arrived, tasks.up, 0.0)
+    energy = joules(traits, table.spent, tasks.down + up)
+    found = []
+    for place, device in enumerate(table.devices.tolist()):
+        update = back.get(device)
+        begun = int((table.row[place] >= 0).sum())
+        found.append(
+            TaskRecord(
+                round=number,
+                device=device,
+                end=End(table.ends[place]).name.lower(),
+                samples=update.samples if update else 0,
+                steps=int(table.used[place]),
+                macs=float(table.spent[place]),
+                useful=float(table.useful[place]),
+                available=float(table.available[place]),
+                down=int(tasks.down[place]),
+                up=int(up[place]),
+                seconds=float(table.busy[place]),
+                joules=float(energy[place]),
+                loss=update.loss if update and np.isfinite(update.loss) else None,
+                starts=tuple(table.start[place, :begun].tolist()),
+                ends=tuple(e for e in table.end[place, :begun].tolist() if np.isfinite(e)),
+                rows=tuple(table.row[place, :begun].tolist()),
+            )
+        )
+    return found
+
+
+def trained(folder: Path) -> Params:
+    """Return the network that the run in a folder has come to."""
+    found = newest(folder)
+    if found is None:
+        raise ValueError(f"{folder}: expected a run with a checkpoint, found none")
+    return found.state.params

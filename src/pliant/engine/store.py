@@ -1,0 +1,88 @@
+"""What a run has on disk: its records and its checkpoints, and how it goes on from them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pliant import checkpoint
+from pliant.engine.ledger import Record
+from pliant.methods.base import State
+from pliant.params import Params
+from pliant.record import Records
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Everything that a run needs in order to go on."""
+
+    round: int  # the next one
+    seconds: float
+    state: State
+    memory: dict[int, Params]  # what each device keeps between rounds
+
+
+CHECKPOINTS = "checkpoints"
+
+
+class Store:
+    """The folder of a run; opening it cuts off whatever came after its last checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self._checkpoints = folder / CHECKPOINTS
+        self._records = Records(folder / "events.jsonl")
+
+    def resume(self) -> Saved | None:
+        """Return where the run was, and forget the records of what was not saved."""
+        found = checkpoint.newest(self._checkpoints)
+        if found is None:
+            self._records.rewind(0)
+            return None
+        _, tensors, state = found
+        self._records.rewind(state["position"])
+        return _split(tensors, state)
+
+    def append(self, records: list[Record]) -> None:
+        """Write the records of a round."""
+        for record in records:
+            self._records.append(record)
+
+    def save(self, saved: Saved) -> None:
+        """Write a checkpoint that includes all records so far."""
+        tensors = {f"params/{name}": tensor for name, tensor in saved.state.params.items()}
+        for key, params in saved.state.extra.items():
+            tensors |= {f"extra/{key}/{name}": tensor for name, tensor in params.items()}
+        for device, params in saved.memory.items():
+            tensors |= {f"memory/{device}/{name}": tensor for name, tensor in params.items()}
+        state = {
+            "round": saved.round,
+            "seconds": saved.seconds.hex(),
+            "position": self._records.position(),
+        }
+        checkpoint.save(self._checkpoints, saved.round, tensors, state)
+
+    def close(self) -> None:
+        """Close the record file."""
+        self._records.close()
+
+
+def newest(folder: Path) -> Saved | None:
+    """Return where the run in a folder was saved last, and leave its files alone."""
+    found = checkpoint.newest(folder / CHECKPOINTS)
+    return None if found is None else _split(found[1], found[2])
+
+
+def _split(tensors: Params, state: Any) -> Saved:
+    params: Params = {}
+    extra: dict[str, Params] = {}
+    memory: dict[int, Params] = {}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition("/")
+        if kind == "params":
+            params[rest] = tensor
+            continue
+        key, _, leaf = rest.partition("/")
+        if kind == "extra":
+            extra.setdefault(key, {})[leaf] = tensor
+        else:
+            memory.setdefault(int(key), {})[leaf] = tensor
+    return Saved(state["round"], float.fromhex(state["seconds"]), State(params, extra), memory)

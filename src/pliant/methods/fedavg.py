@@ -1,0 +1,34 @@
+"""FedAvg: the full network everywhere, a mean weighted by samples.
+
+McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
+AISTATS 2017.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from pliant.devices import FULL, Plan
+from pliant.methods.base import Local, Place, State, Step, Task, Update, add_mean, local_training
+from pliant.nn.elastic import Elastic
+from pliant.nn.subnet import Subnet
+from pliant.value import Value
+
+
+class FedAvg(Value, frozen=True, tag="fedavg"):
+    """Train the full network on every device and average by samples."""
+
+    local: Local = Local()
+
+    def plan(self, net: Elastic) -> Plan:
+        return FULL
+
+    def subnet(self, net: Elastic, row: int, place: Place, step: int) -> Subnet:
+        return net.full
+
+    def sends(self, net: Elastic, row: int, place: Place) -> Subnet | None:
+        return None
+
+    def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
+        return local_training(net, task, steps, self.local.optimiser)
+
+    def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
+        return State(add_mean(state.params, updates, [update.samples for update in updates]))

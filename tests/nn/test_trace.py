@@ -1,0 +1,293 @@
+"""Tracing: networks as people write them, and clear words about those that cannot be."""
+
+import inspect
+import math
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_elastic import obeys_the_law
+from torch import Tensor, nn
+from zoo import REFUSED, ZOO
+
+from pliant.nn.elastic import Elastic, elastic
+from pliant.nn.trace import NotTraceable, trace
+from pliant.params import params_of
+from pliant.rng import stream
+
+
+class Framed(nn.Module):
+    """A stem of six channels, what the test is about, a linear head."""
+
+    def __init__(self, middle: Callable[["Framed", Tensor], Tensor], width: int = 6) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 6, 3, padding=1), nn.Linear(width, 3)
+        self.body = nn.Conv2d(6, 6, 1)
+        self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+        self.lstm = nn.LSTM(6, 5, batch_first=True)
+        self.register_buffer("blur", torch.full((6, 1, 3, 3), 1 / 9), persistent=False)
+        self.register_buffer("shift", torch.linspace(0, 1, 6).view(6, 1, 1))
+        self.constant = torch.linspace(1, 2, 6).view(1, 6, 1, 1).double()
+        self._middle = middle
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self._middle(self, self.stem(x)).mean((2, 3)))
+
+
+def residual_if_it_fits(net: Framed, x: Tensor) -> Tensor:
+    y = net.body(x)
+    assert y.size(0) == x.size(0)
+    return x + y if y.shape == x.shape else y
+
+
+def cut_off(net: Framed, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        gate = torch.sigmoid(net.body(x))
+    return x * gate + net.body(x).detach()
+
+
+def padded(net: Framed, x: Tensor) -> Tensor:
+    more = torch.zeros(x.size(0), 2, *x.shape[2:], dtype=x.dtype, device=x.device)
+    return torch.cat([net.body(x), more], 1)
+
+
+def swapped(net: Framed, x: Tensor) -> Tensor:
+    first, last = torch.chunk(net.body(x), 2, dim=1)[::-1]
+    return torch.cat([first, last], 1)
+
+
+def batch_inside(net: Framed, x: Tensor) -> Tensor:
+    y = x.transpose(0, 1).flatten(1)  # channels, batch and pixels
+    return y.reshape(6, x.shape[0], 8, 8).transpose(0, 1)
+
+
+def sequence(net: Framed, x: Tensor) -> Tensor:
+    return net.lstm(x.flatten(2).transpose(1, 2))[0].transpose(1, 2).unsqueeze(3)
+
+
+def own_sizes(net: Framed, x: Tensor) -> Tensor:
+    batch, channels, height, width = x.shape
+    half = int(channels * 0.5)
+    y = x.view(batch, channels, math.prod(x.shape[2:]))
+    y = y.reshape(-1, channels, height, width) * (x.numel() / x.numel())
+    return torch.cat([y[:, :half], x[:, half:] / math.sqrt(x.dim())], 1)
+
+
+MIDDLES: dict[str, tuple[Callable[[Framed, Tensor], Tensor], int]] = {
+    "a comparison of shapes": (residual_if_it_fits, 6),
+    "arithmetic with its own sizes": (own_sizes, 6),
+    "no gradient in a part": (cut_off, 6),
+    "a buffer that is not saved": (lambda net, x: F.conv2d(x, net.blur, groups=6), 6),
+    "a buffer that is saved": (lambda net, x: torch.tanh(x + net.shift), 6),
+    "a tensor that is only an attribute": (lambda net, x: torch.tanh(x * net.constant), 6),
+    "zeros for a batch": (padded, 8),
+    "all parts of a split": (lambda net, x: torch.cat(x.chunk(2, 1), 1), 6),
+    "the parts in another order": (swapped, 6),
+    "a range from the end": (lambda net, x: x.narrow(1, -2, 2), 2),
+    "where the maxima were": (lambda net, x: net.unpool(*net.pool(net.body(x))), 6),
+    "the batch inside": (batch_inside, 6),
+    "a mean of everything": (lambda net, x: net.body(x) + x.mean(dim=()), 6),
+    "a recurrent layer": (sequence, 5),
+}
+
+
+@pytest.mark.parametrize("coupled", [True, False])
+@pytest.mark.parametrize("what", MIDDLES)
+def test_what_people_write_obeys_the_law(what: str, coupled: bool) -> None:
+    torch.manual_seed(0)
+    middle, width = MIDDLES[what]
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    obeys_the_law(Framed(middle, width).double(), x, coupled=coupled, seed=0)
+
+
+class Viewed(nn.Module):
+    """Views of an input and of what is no site: they lie in memory as the pass likes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early, self.conv, self.last = nn.Linear(192, 2), nn.Conv2d(3, 6, 3), nn.Conv2d(6, 2, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.last(self.conv(x))
+        return self.early(x.view(x.size(0), -1)), y.view(x.size(0), -1)
+
+
+def test_a_view_does_not_depend_on_the_memory_format() -> None:
+    obeys_the_law(
+        Viewed().double(), torch.randn(2, 3, 8, 8, dtype=torch.float64), coupled=True, seed=0
+    )
+
+
+@pytest.mark.parametrize("name", ["dense", "linear_squeeze_excite", "channel_shuffle", "tokens"])
+def test_the_batch_size_stays_open(name: str) -> None:
+    module, x = ZOO[name]()
+    net = elastic(module, x[:1])
+    wide = torch.cat([x, x[:1]])
+    small = net.take(params_of(module), net.full)
+    wanted = module(wide)
+    torch.testing.assert_close(net.run(small, net.full, wide), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_the_number_of_pixels_is_a_number() -> None:
+    class Pixels(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            assert x.shape[2:].numel() == 12
+            assert len(x.shape) == x.ndim == 4
+            return x.reshape(x.size(0), x.size(1), x[0, 0].numel()).sum(2)
+
+    net = elastic(Pixels(), torch.zeros(1, 2, 3, 4))
+    assert net.run({}, net.full, torch.ones(5, 2, 3, 4)).tolist() == [[12.0, 12.0]] * 5
+
+
+class Options(nn.Module):
+    """A forward pass with things that need not be given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 6, 3), nn.Linear(6, 2)
+
+    def forward(
+        self, x: Tensor, weights: Tensor | None = None, *, features: bool = False
+    ) -> Tensor:
+        x = self.conv(x)
+        if weights is not None:
+            x = x * weights
+        x = x.mean((2, 3))
+        return x if features else self.head(x)
+
+
+def test_what_the_example_leaves_out_has_its_default() -> None:
+    module, x = Options(), torch.randn(4, 3, 5, 5)
+    small = params_of(module)
+    net = elastic(module, x)
+    torch.testing.assert_close(net.run(small, net.full, x), module(x))
+    weights = torch.rand(4, 1, 3, 3)
+    both = elastic(module, (x, weights))
+    torch.testing.assert_close(both.run(small, both.full, x, weights), module(x, weights))
+    with pytest.raises(ValueError, match="Expected 2 inputs, got 1"):
+        both.run(small, both.full, x)
+
+
+def test_as_many_examples_as_inputs_are_wanted() -> None:
+    x = torch.zeros(1, 3, 5, 5)
+    with pytest.raises(ValueError, match="one example for each input of Options, got 3: too many"):
+        elastic(Options(), (x, x, x))
+    with pytest.raises(ValueError, match=r"Bilinear, got 1: missing a required argument: 'input2'"):
+        elastic(nn.Bilinear(2, 3, 4), torch.zeros(1, 2))
+    with pytest.raises(ValueError, match=r"batch dimension, like torch.zeros\(1, 3, 32, 32\)"):
+        elastic(Options(), torch.zeros(3))
+
+
+def test_the_network_stays_in_its_mode() -> None:
+    module, x = ZOO["dense"]()
+    module.eval()
+    module.norms[1].train()
+    before = params_of(module)
+    trace(module, x)
+    assert [part.training for part in module.norms] == [False, True, False, False]
+    assert all(torch.equal(before[name], tensor) for name, tensor in params_of(module).items())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("branch_on_sum", "if x.sum() > 0:"),
+        ("loop_on_maximum", "for _ in range(int(x.abs().max())):"),
+        ("while_large", "while x.norm().item() > 1.0:"),
+    ],
+)
+def test_a_path_that_depends_on_data_is_refused_with_its_line(name: str, words: str) -> None:
+    module, x = REFUSED[name]()
+    lines, first = inspect.getsourcelines(type(module))
+    line = first + next(place for place, text in enumerate(lines) if words in text)
+    with pytest.raises(NotTraceable) as caught:
+        elastic(module, x)
+    message = str(caught.value)
+    assert message.startswith(type(module).__name__)
+    assert f"{inspect.getfile(type(module))}:{line}: `{words}`" in message
+    assert "torch.where" in message
+    assert "\n" not in message
+
+
+def test_the_innermost_module_is_named() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(REFUSED["branch_on_sum"]()[0].float()))
+    with pytest.raises(NotTraceable, match=r"^1\.0 cannot be traced: a decision by the value"):
+        elastic(net, torch.zeros(1, 3, 8, 8))
+
+
+def test_a_batch_size_is_no_number_to_decide_by() -> None:
+    class Small(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.size(0) == 1 else x + 1
+
+    with pytest.raises(NotTraceable, match=r"test_trace.py:\d+: `return x if x.size\(0\) == 1"):
+        elastic(Small(), torch.zeros(1, 3))
+
+
+def test_a_wrong_shape_is_found_where_it_arises() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(99, 2))
+    with pytest.raises(NotTraceable, match=r"^2 cannot be traced: .*\[batch, 144\].* the example"):
+        elastic(net, torch.zeros(1, 3, 8, 8))
+
+
+@pytest.fixture
+def net() -> Elastic:
+    return elastic(*ZOO["plain"]())
+
+
+@pytest.mark.parametrize("wrong", [1.0, -0.1, math.nan, math.inf, 1.5])
+def test_a_rate_outside_its_range_is_refused(net: Elastic, wrong: float) -> None:
+    words = rf"Expected rates in \[0, 1\), got {re.escape(str(wrong))} for site 1 \(features.3\)"
+    for ask in (net.macs, net.rates, net.first, lambda rates: net.draw(rates, stream(0))):
+        with pytest.raises(ValueError, match=words):
+            ask([0.5, wrong])
+        with pytest.raises(ValueError, match=r"got .* for site 0"):
+            ask(wrong)
+
+
+@pytest.mark.parametrize("wrong", [[0.5], [0.5] * 3, [], np.zeros((2, 2))])
+def test_one_rate_for_each_site_is_wanted(net: Elastic, wrong: object) -> None:
+    number = np.size(wrong)
+    with pytest.raises(ValueError, match=f"Expected 2 rates, one for each site, got {number}"):
+        net.macs(wrong)  # type: ignore[arg-type]
+
+
+def test_a_subnet_of_another_network_is_refused(net: Elastic) -> None:
+    module, x = ZOO["dense"]()
+    other = elastic(module, x)
+    words = (
+        r"Expected a subnet of this network \(4 sites of 4, 3, 5, 3 filters\), "
+        r"got one of another \(2 sites of 4, 5 filters\)"
+    )
+    params = params_of(module)
+    for ask in (
+        other.macs,
+        other.parameters,
+        other.activations,
+        other.kept,
+        other.bind,
+        lambda subnet: other.take(params, subnet),
+        lambda subnet: other.put(params, params, subnet),
+        lambda subnet: other.run(params, subnet, x),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ask(net.full)
+
+
+def test_equal_networks_take_one_anothers_subnets(net: Elastic) -> None:
+    again = elastic(*ZOO["plain"]())
+    assert again.fingerprint == net.fingerprint
+    assert again.macs(net.first(0.5)) == net.macs(net.first(0.5))
+    module, x = ZOO["projected_residual"]()
+    apart = elastic(module, x, coupled=False)
+    assert apart.fingerprint != elastic(module, x).fingerprint
+
+
+def test_a_network_without_sites_has_one_subnet() -> None:
+    net = elastic(nn.Linear(4, 2), torch.zeros(1, 4))
+    assert net.sites == ()
+    assert net.draw(0.5, stream(0)).masks == ()
+    assert net.macs(0.5) == net.macs(net.first(0.5)) == 8
