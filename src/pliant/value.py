@@ -1,5 +1,6 @@
 """The base of all that a user can write down: frozen, checked, hashable, readable from TOML."""
 
+import math
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
@@ -36,6 +37,11 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 checked = msgspec.convert(given, kind)
             except msgspec.ValidationError as error:
                 raise ValueError(_located(str(error), name, type(self).__name__, given)) from None
+            if isinstance(checked, float) and not math.isfinite(checked):
+                raise ValueError(
+                    f"Expected a finite number - at `$.{name}` of {type(self).__name__}, "
+                    f"got {given!r}"
+                )
             if checked is not given:  # an int where a float is meant, a list where a tuple is
                 msgspec.structs.force_setattr(self, name, checked)
 

@@ -77,7 +77,6 @@ def test_with_all_filters_it_is_plain_training(
     assert all(int(learner.params()[name]) == 5 for name in counters)
 
 
-@pytest.mark.xfail(reason="a parameter without a gradient is decayed, and Adam moves it on")
 @pytest.mark.parametrize(("ours", "theirs", "clip"), WAYS)
 def test_a_head_that_the_loss_does_not_read_stays_as_it_is(
     ours: Optimiser, theirs: Callable[[Any], torch.optim.Optimizer], clip: float
@@ -91,7 +90,6 @@ def test_a_head_that_the_loss_does_not_read_stays_as_it_is(
         assert torch.equal(found[name], start[name]), name
 
 
-@pytest.mark.xfail(reason="requires_grad of the network's parameters is not looked at")
 def test_a_frozen_layer_stays_frozen() -> None:
     module, x = ZOO["plain"]()
     module.features.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Norm statistics: gathered means fit the full network, variances do not, and that can be mended."""
+"""Norm statistics: gathered means fit the full network, variances do not; that can be mended."""
 
 import copy
 
@@ -75,7 +75,7 @@ def test_means_gathered_under_dropout_are_those_of_the_full_network() -> None:
     gap = (half["4.running_mean"] - full["4.running_mean"]).abs()
     assert (gap < 5 * error).all()
     # and the test can tell: the means are far from zero compared with the error
-    assert (full["4.running_mean"].abs() > 10 * error).sum() >= 8
+    assert (full["4.running_mean"].abs() > 10 * error).sum() >= 6
 
 
 def test_variances_are_inflated_by_the_dropout_itself() -> None:

@@ -1,5 +1,6 @@
 """Evaluation: the full network on the test images, with norm statistics by the declared policy."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,6 +60,7 @@ def evaluate(net: nn.Module, params: Params, data: Federated, how: Evaluation) -
     finally:
         net.train(was)
     mean = loss / len(data.test)
-    shares = (right / seen.clamp(min=1)).tolist()
-    finite = mean if torch.isfinite(torch.tensor(mean)) else None
-    return Score(float(right.sum() / seen.sum()), finite, tuple(shares))
+    counts = zip(right.tolist(), seen.tolist(), strict=True)
+    shares = tuple(hits / total if total else 0.0 for hits, total in counts)
+    accuracy = int(right.sum()) / int(seen.sum())
+    return Score(accuracy, mean if math.isfinite(mean) else None, shares)

@@ -81,14 +81,15 @@ def _reduced(tensor: Tensor) -> Any:
         or tensor.is_conj()
         or tensor.is_neg()
     ):
-        return tensor.__reduce_ex__(5)
+        ordinary: Any = tensor  # torch does not annotate this method
+        return ordinary.__reduce_ex__(5)
     order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
     if not tensor.permute(order).is_contiguous():  # it has gaps or overlaps
         tensor = tensor.contiguous()
         order = list(range(tensor.ndim))
     flat = tensor.permute(order).reshape(-1).view(torch.uint8)
     lying = (tensor.dtype, tuple(tensor.shape), tensor.stride())
-    return _restored, (pickle.PickleBuffer(flat.numpy()), *lying)
+    return _restored, (pickle.PickleBuffer(flat.numpy().data), *lying)
 
 
 def _restored(

@@ -5,7 +5,7 @@ channel, single numbers) share one flat tensor. Changing the subnet is then one 
 scatter for each length instead of two for each parameter.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -127,15 +127,15 @@ def _form(shape: tuple[int, ...], claim: Claim) -> Form:
 class Arena:
     """The layout of some of a network's tensors on shelves."""
 
-    def __init__(self, plan: Plan, names: Iterable[str], switches: Switches) -> None:
-        groups: dict[tuple[bool, int, str], list[str]] = {}
-        for name in names:
+    def __init__(self, plan: Plan, params: Mapping[str, Tensor], switches: Switches) -> None:
+        groups: dict[tuple[bool, int, str, torch.dtype], list[str]] = {}
+        for name, tensor in params.items():
             last, block = form(plan.shapes[name], plan.claims[name])
             alone = name if prod(plan.shapes[name]) > LARGE else ""
-            groups.setdefault((last >= 0, block, alone), []).append(name)
+            groups.setdefault((last >= 0, block, alone, tensor.dtype), []).append(name)
         self.shelves = [
             _shelf(plan, group, block, switches if is_cut else None)
-            for (is_cut, block, _), group in groups.items()
+            for (is_cut, block, _, _), group in groups.items()
         ]
         self.names = tuple(name for shelf in self.shelves for name in shelf.names)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pliant.nn import channels
 from pliant.nn.channels import Drawn, Expression, Pieces
-from pliant.nn.lower import Group
+from pliant.nn.decisions import Group
 from pliant.nn.plan import Claim, Plan, Work
 from pliant.nn.subnet import Choice, Subnet, chance
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from pliant.nn import channels, cost, packing, rules
 from pliant.nn import subnet as choices
-from pliant.nn.lower import Builder, Decisions
+from pliant.nn.decisions import Decisions
+from pliant.nn.lower import Builder
 from pliant.nn.plan import Bound, Density, Plan, bind, execute, referring
 from pliant.nn.subnet import Choice, Order, Subnet
 from pliant.nn.trace import trace
@@ -48,7 +49,7 @@ class Elastic:
     >>> [(site.layers, site.filters) for site in flexible.sites]
     [(('0',), 8)]
     >>> flexible.macs(0.0), flexible.macs(0.5)
-    (3168.0, 1590.1875)
+    (3168.0, 1585.546875)
     >>> subnet = flexible.draw(0.5, stream(0, "dropout"))
     >>> small = flexible.take(params_of(net), subnet)
     >>> flexible.run(small, subnet, torch.zeros(4, 1, 8, 8)).shape
@@ -65,6 +66,7 @@ class Elastic:
         everything = tuple(np.ones(size, np.bool_) for size in self.sizes)
         self.full = Subnet(self.fingerprint, everything, (1.0,) * len(self.sizes))
         self.buffers = frozenset(name for name, _ in net.named_buffers())
+        self.trained = frozenset(n for n, tensor in net.named_parameters() if tensor.requires_grad)
 
     # choosing
 
@@ -89,6 +91,7 @@ class Elastic:
     def draw(self, rates: Rates, rng: np.random.Generator, choice: Choice = "bernoulli") -> Subnet:
         """Draw filters at random: a coin for each, or a rounded number of them."""
         keep = 1 - self.rates(rates)
+        choices.check(choice)
         if (keep == 1).all():
             return self.full
         if choice == "bernoulli":
@@ -101,6 +104,11 @@ class Elastic:
     def first(self, rates: Rates, order: Order | None = None, *, scaled: bool = False) -> Subnet:
         """Keep the first filters of an order (their own, unless one is given), rounded up."""
         keep = 1 - self.rates(rates)
+        if order is not None and tuple(map(len, order)) != self.sizes:
+            raise ValueError(
+                f"Expected an order of {_short(self.sizes)} filters, got one of "
+                f"{_short(tuple(map(len, order)))}"
+            )
         order = order if order is not None else choices.rolled(self.sizes, 0)
         counts = choices.ceiled(self.sizes, keep)
         sizes = zip(self.sizes, counts, strict=True)
@@ -129,6 +137,7 @@ class Elastic:
         if isinstance(of, Subnet):
             self.check(of)
             return float(cost.realised_macs(self.plan.works, of, training=training))
+        choices.check(choice)
         at = cost.Expectation(self.groups, 1 - self.rates(of), choice)
         return float(cost.expected_macs(self.plan.works, at, training=training))
 
@@ -222,7 +231,7 @@ class Elastic:
             f" ({', '.join(site.feeds)})"
             for number, site in enumerate(self.sites)
         ]
-        full = self.macs(0.0)
+        full = self.macs(0.0) or 1.0
         totals = [
             f"MACs per sample at rate {rate}: {self.macs(rate):,.0f} ({self.macs(rate) / full:.3f})"
             for rate in (0.0, 0.25, 0.5)

@@ -66,7 +66,7 @@ def convolution(b: Builder, node: fx.Node, conv: Convolution) -> bool:
         b.claim(conv.weight, made, read)
         b.work(node, conv.weight, made, read, prod(kernel) * spatial)
     b.claim(conv.bias, made)
-    b.learn(node, has_parameters=True)
+    b.learn(node, conv.weight, conv.bias)
     function, weight, bias, options = conv.function, conv.weight, conv.bias, conv.options
     around = conv.around
     steps = _skipped(kernel, options)
@@ -126,7 +126,7 @@ def linear(b: Builder, node: fx.Node, source: fx.Node, weight: str, bias: str | 
     b.claim(weight, made, read)
     b.claim(bias, made)
     b.work(node, weight, made, read, prod(value.shape[:-1]) // BATCH)
-    b.learn(node, has_parameters=True)
+    b.learn(node, weight, bias)
 
     def run(environment: Environment, bound: Bound) -> Tensor:
         x, w = environment[slot], bound.params[weight]
@@ -162,7 +162,7 @@ def batch_norm(
     for name in (norm.weight, norm.bias, mean, variance):
         b.claim(name, pieces)
     b.claim(batches)
-    b.learn(node, has_parameters=norm.weight is not None)
+    b.learn(node, norm.weight, norm.bias)
     weight, bias, eps = norm.weight, norm.bias, norm.eps
 
     def run(environment: Environment, bound: Bound) -> Tensor:
@@ -193,7 +193,7 @@ def instance_norm(b: Builder, node: fx.Node, norm: Norm) -> bool:
     weight, bias, eps = norm.weight, norm.bias, norm.eps
     for name in (weight, bias):
         b.claim(name, layout.pieces if layout else None)
-    b.learn(node, has_parameters=weight is not None)
+    b.learn(node, weight, bias)
 
     def run(environment: Environment, bound: Bound) -> Tensor:
         w = bound.params[weight] if weight is not None else None
@@ -210,7 +210,7 @@ def group_norm(b: Builder, node: fx.Node, norm: Norm, groups: int) -> bool:
     pieces = layout.pieces if layout else None
     b.claim(norm.weight, pieces)
     b.claim(norm.bias, pieces)
-    b.learn(node, has_parameters=norm.weight is not None)
+    b.learn(node, norm.weight, norm.bias)
     weight, bias, eps = norm.weight, norm.bias, norm.eps
     asked = b.ask(lambda frame: _members(frame, layout.pieces, groups)) if layout else None
 
@@ -266,7 +266,7 @@ def layer_norm(b: Builder, node: fx.Node, norm: Norm, normal: Sequence[int]) -> 
     ]
     b.claim(norm.weight, *follows)
     b.claim(norm.bias, *follows)
-    b.learn(node, has_parameters=norm.weight is not None)
+    b.learn(node, norm.weight, norm.bias)
     weight, bias, eps = norm.weight, norm.bias, norm.eps
 
     def run(environment: Environment, bound: Bound) -> Tensor:
@@ -288,7 +288,7 @@ def local_response_norm(
         return False
     slot = b.slot(source)
     asked = b.ask(lambda frame: _neighbours(frame, layout.pieces, size))
-    b.learn(node, has_parameters=False)
+    b.learn(node)
 
     def run(environment: Environment, bound: Bound) -> Tensor:
         x = environment[slot]
@@ -319,7 +319,7 @@ def prelu(b: Builder, node: fx.Node, source: fx.Node, weight: str) -> bool:
     norm = Norm(source, weight, None, 0.0)
     slot, layout = _channelwise(b, node, norm, 1)
     b.claim(weight, layout.pieces if layout and b.shape(weight)[0] > 1 else None)
-    b.learn(node, has_parameters=True)
+    b.learn(node, weight)
     b.emit(
         node,
         lambda environment, bound: F.prelu(environment[slot], bound.params[weight]),

@@ -1,6 +1,7 @@
 """Train a network with another subnet before every mini-batch, touching only what is kept."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,12 +46,14 @@ class Learner:
         self.elastic = elastic
         self.optimiser = optimiser
         self.time = 0
-        used = elastic.plan.claims
-        numbers = [name for name in used if params[name].is_floating_point()]
-        buffers, switches = elastic.buffers, Switches(elastic.sizes)
-        self._switches = switches
-        self._trained = Arena(elastic.plan, (n for n in numbers if n not in buffers), switches)
-        self._kept = Arena(elastic.plan, (n for n in numbers if n in buffers), switches)
+        self._switches = Switches(elastic.sizes)
+        used = {n: params[n] for n in elastic.plan.claims if params[n].is_floating_point()}
+        trained = {name: tensor for name, tensor in used.items() if name in elastic.trained}
+        if not trained:
+            raise ValueError("Expected a network with a parameter to train, found none")
+        kept = {name: tensor for name, tensor in used.items() if name not in trained}
+        self._trained = Arena(elastic.plan, trained, self._switches)
+        self._kept = Arena(elastic.plan, kept, self._switches)
         packed = {*self._trained.names, *self._kept.names}
         self._others = clone({name: params[name] for name in params if name not in packed})
         self._weights = self._trained.packed(params)
@@ -65,10 +68,10 @@ class Learner:
         """Make another subnet the working set; going on with the same one costs nothing."""
         if subnet is self._subnet:
             return
-        self._flush()
-        self._subnet = subnet
         first = self._weights[0]
-        self._bound = self.elastic.bind(subnet, first.device, first.dtype)
+        bound = self.elastic.bind(subnet, first.device, first.dtype)
+        self._flush()
+        self._subnet, self._bound = subnet, bound
         frame = self._bound.frame
         bits = self._switches.bits(frame)
         self._cuts = self._trained.cut(frame, bits)
@@ -98,14 +101,15 @@ class Learner:
         """Train on one mini-batch and return its loss."""
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         value = loss(self.elastic.run(self._params, self._bound, *given))
-        found = torch.autograd.grad(value, self._leaves, materialize_grads=True)
+        found = torch.autograd.grad(value, self._leaves, allow_unused=True)
         self.time += 1
         with torch.no_grad():
             grads = self._gathered(found)
             if correct is not None:
                 grads = correct(grads, self._small, self._cuts)
             rate = self.optimiser.lr if lr is None else lr
-            self.optimiser.step(self._small, grads, self._state, rate, self.time)
+            with self._spared([n for n, grad in enumerate(found) if grad is None]):
+                self.optimiser.step(self._small, grads, self._state, rate, self.time)
         return value.detach()
 
     def params(self) -> Params:
@@ -122,12 +126,27 @@ class Learner:
             for part in parts(flat.detach(), cut.shapes)
         ]
 
-    def _gathered(self, grads: tuple[Tensor, ...]) -> list[Tensor]:
+    @contextmanager
+    def _spared(self, unread: list[int]) -> Iterator[None]:
+        """Leave parameters that the loss does not read as they are: neither decayed nor moved."""
+        if not unread:
+            yield
+            return
+        everything = [self._leaves, *(self._parts(flats, self._cuts) for flats in self._state)]
+        before = [(rows[number], rows[number].clone()) for rows in everything for number in unread]
+        yield
+        for tensor, value in before:
+            tensor.detach().copy_(value)
+
+    def _gathered(self, grads: tuple[Tensor | None, ...]) -> list[Tensor]:
         """Lay gradients end to end as the parameters lie."""
         found, start = [], 0
         for cut in self._cuts:
             stop = start + len(cut.shapes)
-            flat = [grad.reshape(-1) for grad in grads[start:stop]]
+            flat = [
+                leaf.new_zeros(leaf.numel()) if grad is None else grad.reshape(-1)
+                for leaf, grad in zip(self._leaves[start:stop], grads[start:stop], strict=True)
+            ]
             found.append(flat[0] if len(flat) == 1 else torch.cat(flat))
             start = stop
         return found

@@ -8,7 +8,6 @@ ends.
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from pliant.nn import channels
 from pliant.nn.channels import Drawn, Layout, Piece, Pieces
+from pliant.nn.decisions import Decisions, groups_of
 from pliant.nn.plan import (
     Asked,
     Bound,
@@ -36,34 +36,6 @@ from pliant.nn.trace import BATCH, is_view
 Run = Callable[[Environment, Bound], Any]
 
 
-@dataclass
-class Decisions:
-    """What was found about the layers so far; a layer goes by the name of its weight."""
-
-    coupled: bool = True
-    fixed: set[str] = field(default_factory=set)  # never drawn
-    rigid: set[str] = field(default_factory=set)  # parameters that read all channels
-    partner: dict[str, str] = field(default_factory=dict)  # drawn with that one
-
-    def root(self, layer: str) -> str:
-        """Return the layer that stands for all that are drawn with this one."""
-        while layer in self.partner:
-            layer = self.partner[layer]
-        return layer
-
-    def size(self) -> int:
-        """Return how much was decided."""
-        return len(self.fixed) + len(self.rigid) + len(self.partner)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Layers that are drawn together."""
-
-    layers: tuple[str, ...]
-    filters: int
-
-
 class Builder:
     """One laying-out of the pass."""
 
@@ -71,7 +43,7 @@ class Builder:
         self.plan = Plan()
         self.modules = dict(net.named_modules())
         self.decisions = decisions
-        self.groups = _groups(candidates, decisions)
+        self.groups = groups_of(candidates, decisions)
         self._site = {
             layer: number for number, group in enumerate(self.groups) for layer in group.layers
         }
@@ -82,6 +54,7 @@ class Builder:
         self._dense: dict[fx.Node, int] = {}
         self._reads: list[tuple[int, ...]] = []
         self._learns: set[fx.Node] = set()
+        self._trained = {name for name, tensor in net.named_parameters() if tensor.requires_grad}
         self._claims: dict[Claim, Claim] = {}
 
     # what is known of values
@@ -228,16 +201,22 @@ class Builder:
     def work(
         self, node: fx.Node, layer: str, outputs: Pieces, inputs: Pieces | None, each: int
     ) -> None:
-        """Count multiply-adds."""
+        """Count multiply-adds; `layer` is a weight, or an operation that no rule knows."""
         source = next(iter(node.all_input_nodes), None)
-        passes = 1 if node.meta.get("is_cut_off") else 3 if source in self._learns else 2
+        passes = 1
+        if not node.meta.get("is_cut_off"):
+            passes += (layer not in self._names or self.trains(layer)) + (source in self._learns)
         self.plan.works.append(Work(layer, each, outputs, inputs, passes))
 
-    def learn(self, node: fx.Node, has_parameters: bool) -> None:
-        """Remember whether a gradient flows through a node."""
+    def trains(self, *names: str | None) -> bool:
+        """Tell whether one of these parameters is trained."""
+        return any(name in self._trained for name in names)
+
+    def learn(self, node: fx.Node, *names: str | None) -> None:
+        """Remember whether a gradient flows through a node that reads these parameters."""
         if node.meta.get("is_cut_off") or node.target in {torch.detach, "detach"}:
             return
-        if has_parameters or any(source in self._learns for source in node.all_input_nodes):
+        if self.trains(*names) or any(source in self._learns for source in node.all_input_nodes):
             self._learns.add(node)
 
     def finish(self, output: Any) -> Plan:
@@ -293,7 +272,7 @@ class Builder:
         name = self.parameter(node)
         if name is not None:
             self.claim(name)
-            self.learn(node, has_parameters=True)
+            self.learn(node, name)
             self._slot[node] = self.load(name)
             return
         constant: Any = self._net
@@ -372,17 +351,6 @@ def _slots(structure: Any) -> list[int]:
     elif isinstance(structure, slice):
         found.extend(_slots([structure.start, structure.stop, structure.step]))
     return found
-
-
-def _groups(candidates: dict[str, int], decisions: Decisions) -> tuple[Group, ...]:
-    members: dict[str, list[str]] = {}
-    for layer in candidates:
-        members.setdefault(decisions.root(layer), []).append(layer)
-    return tuple(
-        Group(tuple(layers), candidates[layers[0]])
-        for layers in members.values()
-        if not decisions.fixed.intersection(layers)
-    )
 
 
 def _names(net: nn.Module) -> dict[str, str]:

@@ -4,6 +4,7 @@ A `Plan` is made once per network. Binding it to a subnet works out, without ten
 of each parameter are kept and the few indices and factors that instructions ask for.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -206,12 +207,12 @@ def execute(plan: Plan, bound: Bound, params: Mapping[str, Tensor], inputs: Sequ
     environment: Environment = [None] * plan.slots
     for slot, value in zip(plan.inputs, inputs, strict=True):
         environment[slot] = _laid(value)
+    bound = copy.copy(bound)  # its answers are shared, its parameters are this run's own
     bound.params = params
     for instruction in plan.instructions:
         environment[instruction.slot] = instruction.run(environment, bound)
         for slot in instruction.done:
             environment[slot] = None
-    bound.params = {}
     return filled(plan.output, environment)
 
 

@@ -295,7 +295,7 @@ def opaque(b: Builder, node: fx.Node) -> None:
             if full is not None:
                 b.claim(full)
                 inside[name] = full
-    b.learn(node, has_parameters=bool(inside))
+    b.learn(node, *inside.values())
     macs = _measured(b, node)
     if macs:
         b.work(node, str(node.target) if module else node.name, (Piece(1),), None, macs)

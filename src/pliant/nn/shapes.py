@@ -28,7 +28,7 @@ def keep(b: Builder, node: fx.Node, source: fx.Node, axis: int | None = None) ->
     if layout is not None and axis is not None:
         layout = Layout(axis, layout.pieces)
     slots = {read: b.slot(read) for read in node.all_input_nodes}
-    b.learn(node, has_parameters=False)
+    b.learn(node)
     b.replay(node, layout, slots)
     return True
 
@@ -49,7 +49,7 @@ def concatenate(b: Builder, node: fx.Node, parts: list[fx.Node], dim: int) -> bo
         for part, layout in zip(parts, found, strict=True)
         for piece in (layout.pieces if layout else (Piece(part.meta["value"].shape[dim]),))
     )
-    b.learn(node, has_parameters=False)
+    b.learn(node)
     b.replay(node, Layout(dim, pieces), {part: b.slot(part) for part in parts})
     return True
 
@@ -71,7 +71,7 @@ def reshape(b: Builder, node: fx.Node, source: fx.Node) -> bool:
         return False
     slot, result = b.slot(source), Layout(axis, pieces)
     count = b.ask(lambda frame: frame.count(pieces))
-    b.learn(node, has_parameters=False)
+    b.learn(node)
 
     def run(environment: Environment, bound: Bound) -> Tensor:
         x: Tensor = environment[slot]
@@ -92,7 +92,7 @@ def expand(b: Builder, node: fx.Node, source: fx.Node) -> bool:
         return False
     slot = b.slot(source)
     sizes = [-1 if dim == axis or size % BATCH == 0 else size for dim, size in enumerate(shape)]
-    b.learn(node, has_parameters=False)
+    b.learn(node)
     b.emit(node, lambda environment, _: environment[slot].expand(sizes), [slot], layout)
     return True
 
@@ -142,7 +142,7 @@ def cut(
         return False
     asked = b.ask(places)
     found = [Layout(axis, part) for part in parts if part is not None]
-    b.learn(node, has_parameters=False)
+    b.learn(node)
     single = isinstance(node.meta["value"], Tensor)
 
     def run(environment: Environment, bound: Bound) -> Any:
@@ -160,7 +160,7 @@ def _cut_elsewhere(b: Builder, node: fx.Node, source: fx.Node) -> bool:
     layout, value = b.layout(source), node.meta["value"]
     if layout is None or isinstance(value, Tensor):
         return keep(b, node, source)
-    b.learn(node, has_parameters=False)
+    b.learn(node)
     b.replay(node, None, {source: b.slot(source)})
     b.alias(node, [layout] * len(value))
     return True
@@ -170,7 +170,7 @@ def item(b: Builder, node: fx.Node, source: fx.Node, index: Any) -> bool:
     """Take one part of a tuple, or a slice of a tensor."""
     parts = b.layouts(source)
     if parts is not None:
-        b.learn(node, has_parameters=False)
+        b.learn(node)
         chosen = parts[index]  # a part, or several of them
         b.replay(node, None if isinstance(chosen, list) else chosen, {source: b.slot(source)})
         b.alias(node, chosen)
@@ -225,7 +225,7 @@ def meet(b: Builder, node: fx.Node, left: Any, right: Any, kind: str) -> bool:
     axis = max(dims) - (dims[0] - first.axis)
     if b.decisions.coupled and _couple(b, pairs):
         return keep(b, node, left)  # laid out again with these layers drawn together
-    b.learn(node, has_parameters=False)
+    b.learn(node)
     join = _unite if kind in {"add", "sub"} else _intersect
     join(b, node, (left, right), pairs, axis)
     return True
@@ -269,7 +269,7 @@ def _with_parameter(b: Builder, node: fx.Node, value: fx.Node, other: fx.Node) -
         return keep(b, node, value)
     pieces, name = layout.pieces, b.parameter(other)
     slots = {value: b.slot(value)}
-    b.learn(node, has_parameters=True)
+    b.learn(node, name)
     if name is not None and not b.is_rigid(name):
         b.claim(name, *[None] * place, pieces)
         slots[other] = b.load(name)
@@ -294,7 +294,7 @@ def _gate(b: Builder, node: fx.Node, left: fx.Node, right: fx.Node) -> bool:
     if place > layout.axis:
         return False
     slots = {compact: b.slot(compact), full: b.slot(full)}
-    b.learn(node, has_parameters=False)
+    b.learn(node)
     if place >= 0 and shape[place] != 1:
         slot, pieces = slots[full], layout.pieces
         asked = b.ask(lambda frame: frame.index(frame.kept(pieces)))

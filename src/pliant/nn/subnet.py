@@ -10,7 +10,7 @@ order.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import perm
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,12 @@ class Subnet:
     def is_full(self) -> bool:
         """Tell whether nothing is dropped and nothing rescaled."""
         return all(mask.all() for mask in self.masks) and all(scale == 1 for scale in self.scales)
+
+
+def check(choice: Choice) -> None:
+    """Refuse a choice that there is not."""
+    if choice not in get_args(Choice):
+        raise ValueError(f"Expected a choice of {', '.join(get_args(Choice))}, got {choice!r}")
 
 
 def coins(sizes: Sequence[int], keep: NDArray[np.float64], rng: np.random.Generator) -> list[Mask]:

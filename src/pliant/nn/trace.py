@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 BATCH = 7919
@@ -134,6 +135,9 @@ class ShapedTracer(fx.Tracer):
         self.home = inputs[0].device
         self._inputs = inputs
         self._shadow = copy.deepcopy(net).to("meta")
+        for module in self._shadow.modules():
+            if isinstance(module, _BatchNorm) and module.momentum is None:
+                module.momentum = 0.1  # a plain average counts batches, which meta tensors cannot
         self._path: list[str] = []
         self.failed = ""  # the innermost module that raised
         self._is_on_meta = False

@@ -1,0 +1,159 @@
+"""The relay: hands jobs to workers that may die, and puts the results in order."""
+
+import reprlib
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from pliant.engine.workers import AnyWorkers, WorkerLost
+from pliant.params import Params
+
+ATTEMPTS = 3
+
+H = TypeVar("H")  # how a crew knows one of its workers
+
+
+class Answer(NamedTuple):
+    """What a worker says: it is ready, a result, an exception with its traceback, or its death."""
+
+    kind: Literal["ready", "done", "failed", "lost"]
+    value: Any
+
+
+class Crew(Protocol[H]):
+    """Workers of one kind; the relay decides what each of them does."""
+
+    def hire(self) -> H:
+        """Begin to start a worker."""
+
+    def share(self, shared: Params) -> None:
+        """Make parameters known to the workers, for the jobs from now on."""
+
+    def hand(self, worker: H, job: object) -> None:
+        """Give an idle worker a job; if it is dead, it is heard so later."""
+
+    def hear(self, workers: Collection[H]) -> Iterator[tuple[H, Answer]]:
+        """Wait until at least one worker has something to say, and take it from one at a time.
+
+        What is not taken is still there for the next call.
+        """
+
+    def dismiss(self, workers: Collection[H]) -> None:
+        """End workers, whatever they are doing."""
+
+    def close(self) -> None:
+        """Give back what the crew holds."""
+
+
+class Relay(Generic[H]):
+    """A pool of `count` workers of a crew."""
+
+    def __init__(self, kind: AnyWorkers, count: int, crew: Crew[H]) -> None:
+        self.kind = kind
+        self.count = count
+        self._crew = crew
+        self._starting: set[H] = set()
+        self._idle: list[H] = []
+        self._busy: dict[H, int] = {}  # the number of the job
+        self._lost_starts = 0
+        try:
+            self._hire()
+        except BaseException:
+            self.close()
+            raise
+
+    def run(
+        self,
+        jobs: Sequence[Any],
+        shared: Params,
+        *,
+        cost: Callable[[Any], float] | None = None,
+    ) -> list[Any]:
+        order: Iterable[int] = range(len(jobs))
+        if cost is not None:
+            order = sorted(order, key=lambda number: -cost(jobs[number]))
+        waiting = deque(order)
+        results: dict[int, Any] = {}
+        deaths = [0] * len(jobs)
+        if jobs:
+            self._crew.share(shared)
+        try:
+            while len(results) < len(jobs):
+                self._hire()
+                while waiting and self._idle:
+                    worker = self._idle.pop()
+                    self._busy[worker] = waiting.popleft()
+                    self._crew.hand(worker, jobs[self._busy[worker]])
+                for worker, answer in self._crew.hear([*self._starting, *self._idle, *self._busy]):
+                    number = self._moved(worker, answer)
+                    if number is None:
+                        continue
+                    if answer.kind == "done":
+                        results[number] = answer.value
+                    elif answer.kind == "failed":
+                        raise _annotated(answer, f"job {_named(number, jobs)}")
+                    else:
+                        deaths[number] += 1
+                        waiting.appendleft(number)
+                        if deaths[number] == ATTEMPTS:
+                            raise WorkerLost(
+                                f"job {_named(number, jobs)} ended its worker {ATTEMPTS} times in"
+                                f" a row, at last by {answer.value}"
+                            )
+        except BaseException:
+            # what is still under way is nobody's any more, and must not meet the next parameters
+            busy = list(self._busy)
+            self._busy.clear()
+            self._crew.dismiss(busy)
+            raise
+        return [results[number] for number in range(len(jobs))]
+
+    def close(self) -> None:
+        try:
+            self._crew.dismiss([*self._starting, *self._idle, *self._busy])
+        finally:
+            self._crew.close()
+
+    def _hire(self) -> None:
+        for _ in range(self.count - len(self._starting) - len(self._idle) - len(self._busy)):
+            self._starting.add(self._crew.hire())
+
+    def _moved(self, worker: H, answer: Answer) -> int | None:
+        """Note what a worker does now; return the number of the job it is done with."""
+        if worker in self._starting:
+            self._starting.remove(worker)
+            if answer.kind == "ready":
+                self._lost_starts = 0
+                self._idle.append(worker)
+                return None
+            self._crew.dismiss([worker])
+            if answer.kind == "failed":
+                raise _annotated(answer, "the start of a worker")
+            self._lost_starts += 1
+            if self._lost_starts == ATTEMPTS:
+                raise WorkerLost(
+                    f"{ATTEMPTS} workers in a row ended while starting, at last by {answer.value};"
+                    ' does the script start its work under `if __name__ == "__main__":`?'
+                )
+            return None
+        number = self._busy.pop(worker, None)
+        if answer.kind == "lost":
+            if number is None:
+                self._idle.remove(worker)
+            self._crew.dismiss([worker])
+        else:
+            self._idle.append(worker)
+        return number
+
+
+def _annotated(answer: Answer, what: str) -> Exception:
+    error, text = answer.value
+    assert isinstance(error, Exception)
+    error.add_note(f"in {what}, in a worker:\n{text}")
+    return error
+
+
+def _named(number: int, jobs: Sequence[object]) -> str:
+    short = reprlib.Repr()
+    short.maxother = 120
+    return f"{number} of {len(jobs)}, {short.repr(jobs[number])},"
