@@ -1,6 +1,6 @@
 """Does a network that trains under dropout reach the plateau of plain training?
 
-    python benchmarks/learning.py --network digits_cnn --epochs 40 --seeds 3 > learning.jsonl
+    python benchmarks/learning.py --network digits_cnn --epochs 40 --seeds 0 1 2 > learning.jsonl
 
 Each line is one run: test accuracy of the *full* network after each epoch at one rate, with new
 filters in every mini-batch, and for batch norm the accuracy with running and with re-estimated
@@ -59,11 +59,12 @@ if __name__ == "__main__":
     parser.add_argument("--network", default="digits_cnn")
     parser.add_argument("--data", default="digits")
     parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.0, 0.25, 0.5])
     parser.add_argument("--choice", default="bernoulli")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for seed in range(given.seeds):
-        for rate in (0.0, 0.25, 0.5):
+    for seed in given.seeds:
+        for rate in given.rates:
             row = train(given.network, rate, seed, given.epochs, given.choice, given.data)
             print(json.dumps(row), flush=True)

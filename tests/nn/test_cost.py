@@ -21,7 +21,7 @@ from pliant.nn.subnet import Choice, Subnet
 from pliant.params import params_of
 from pliant.rng import stream
 
-CHOICES: tuple[Choice, ...] = ("bernoulli", "rounded")
+CHOICES: tuple[Choice, ...] = ("bernoulli", "rounded", "blocks")
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ def some(net: Elastic, seed: int) -> list[Subnet]:
     return [
         net.draw(rates, rng),
         net.draw(rates, rng, "rounded"),
+        net.draw(rates, rng, "blocks"),
         net.first(rates),
         net.first(rates, net.rolled(3), scaled=True),
     ]

@@ -41,7 +41,7 @@ def test_coins_are_independent() -> None:
 @given(sizes, keeps, st.integers(0, 99))
 def test_no_site_is_ever_empty(sizes: list[int], keep: float, seed: int) -> None:
     rates, rng = np.full(len(sizes), keep), stream(seed)
-    counts = choices.rounded(sizes, rates, rng)
+    counts = choices.rounded(sizes, rates, "blocks", rng)
     for masks in (
         choices.coins(sizes, rates, rng),
         choices.first(counts, choices.orders(sizes, rng)),
@@ -53,7 +53,7 @@ def test_no_site_is_ever_empty(sizes: list[int], keep: float, seed: int) -> None
 
 def test_the_mean_of_rounding_is_exact() -> None:
     rng, keep = stream(0, "rounded"), np.array([0.35, 0.5, 0.999])
-    counts = np.array([choices.rounded((9, 8, 10), keep, rng) for _ in range(DRAWS)])
+    counts = np.array([choices.rounded((9, 8, 10), keep, "rounded", rng) for _ in range(DRAWS)])
     assert set(counts[:, 0]) == {3, 4}
     assert set(counts[:, 1]) == {4}
     assert counts[:, 0].mean() == pytest.approx(3.15, abs=4 * 0.36 / DRAWS**0.5)
@@ -64,7 +64,17 @@ def test_the_mean_of_rounding_is_exact() -> None:
 def test_float_noise_adds_no_filter(keep: float, size: int) -> None:
     wanted = round(keep * size)
     assert choices.ceiled((size,), np.array([keep])) == [wanted]
-    assert {choices.rounded((size,), np.array([keep]), stream(n))[0] for n in range(50)} == {wanted}
+    found = {choices.rounded((size,), np.array([keep]), "rounded", stream(n))[0] for n in range(50)}
+    assert found == {wanted}
+
+
+def test_blocks_are_rounded_to_multiples_of_four_with_an_exact_mean() -> None:
+    rng, keep = stream(0, "blocks"), np.array([0.5, 0.6, 0.9, 0.5, 1.0])
+    rows = [choices.rounded((12, 20, 18, 8, 16), keep, "blocks", rng) for _ in range(DRAWS)]
+    counts = np.array(rows)
+    wanted = [{4, 8}, {12}, {16, 18}, {4}, {16}]  # 8 filters are too few for blocks
+    assert [set(column) for column in counts.T] == wanted
+    assert counts.mean(0) == pytest.approx([6.0, 12.0, 16.2, 4.0, 16.0], abs=4 * 2 / DRAWS**0.5)
 
 
 @given(st.integers(1, 512), st.sampled_from([1.0, 0.5, 0.25, 0.125, 0.0625]))
@@ -118,16 +128,24 @@ def numbers(size: int, keep: float, choice: Choice) -> dict[int, float]:
     if choice == "bernoulli":
         found = {n: comb(size, n) * keep**n * (1 - keep) ** (size - n) for n in range(size + 1)}
         return {n: p + (found[0] if n == 1 else 0) for n, p in found.items() if n}
+    if choice == "blocks" and size == 14:  # multiples of four, and all
+        low = max(n for n in (0, 4, 8, 12) if n <= size * keep)
+        high = min(low + 4, size)
+        up = (size * keep - low) / (high - low)
+        return {max(4, low): 1 - up, high: up} if max(4, low) != high else {high: 1.0}
     low = int(size * keep)
     found = {max(1, low): 1 - (size * keep - low)}
     found[low + 1] = found.get(low + 1, 0.0) + size * keep - low
     return found
 
 
-@pytest.mark.parametrize("choice", ["bernoulli", "rounded"])
+@pytest.mark.parametrize(
+    ("choice", "size"), [("bernoulli", 5), ("rounded", 5), ("blocks", 5), ("blocks", 14)]
+)
 @pytest.mark.parametrize("keep", [0.05, 0.3, 0.5, 0.8, 1.0])
-def test_chances_are_the_sums_over_all_sets_of_filters(keep: float, choice: Choice) -> None:
-    size = 5
+def test_chances_are_the_sums_over_all_sets_of_filters(
+    keep: float, choice: Choice, size: int
+) -> None:
     total = dict.fromkeys(product(range(3), range(3)), 0.0)
     for row in product([True, False], repeat=size):
         number = sum(row)

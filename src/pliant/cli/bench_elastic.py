@@ -19,7 +19,7 @@ from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.learner import Learner
 from pliant.nn.models import INPUT_SHAPES, MODELS
 from pliant.nn.optimiser import Sgd
-from pliant.nn.subnet import Subnet
+from pliant.nn.subnet import Choice, Subnet
 from pliant.params import params_of
 from pliant.rng import stream
 from pliant.value import Value
@@ -58,6 +58,8 @@ def measure(name: str, seconds: float, tell: Callable[[float], None] | None = No
         "elastic at .25": at(quarter(flexible)),
         "elastic at .5": at(lambda step: half(flexible, step)),
         "elastic at .5, coins": at(coins(flexible)),
+        "elastic at mixed rates, coins": at(mixed(flexible, "bernoulli")),
+        "elastic at mixed rates, blocks": at(mixed(flexible, "blocks")),
         "same shape": plain(narrow, x, labels),
         "same shape, channels last": plain(copy.deepcopy(narrow), last, labels),
         "drawing and switching": switching(Learner(flexible, params_of(net), Sgd(lr=0.01))),
@@ -68,6 +70,8 @@ def measure(name: str, seconds: float, tell: Callable[[float], None] | None = No
         "elastic at .25 / plain": times["elastic at .25"] / times["plain"],
         "elastic at .5 / plain": times["elastic at .5"] / times["plain"],
         "elastic at .5, coins / plain": times["elastic at .5, coins"] / times["plain"],
+        "mixed rates, blocks / coins": times["elastic at mixed rates, blocks"]
+        / times["elastic at mixed rates, coins"],
         "elastic at .5 / same shape": times["elastic at .5"] / times["same shape"],
         "elastic at .5 / same shape, channels last": times["elastic at .5"]
         / times["same shape, channels last"],
@@ -96,6 +100,12 @@ def quarter(flexible: Elastic) -> Callable[[int], Subnet]:
 def coins(flexible: Elastic) -> Callable[[int], Subnet]:
     """Return the paper's draw, in which shapes change from step to step."""
     return lambda step: flexible.draw(0.5, stream(0, "bench", step))
+
+
+def mixed(flexible: Elastic, choice: Choice) -> Callable[[int], Subnet]:
+    """Return draws at sixteen rate vectors in turn, as a device that adapts makes them."""
+    vectors = stream(0, "vectors").uniform(0, 0.5, (16, len(flexible.sites)))
+    return lambda step: flexible.draw(vectors[step % 16], stream(0, "bench", step), choice)
 
 
 def plain(net: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], object]:

@@ -97,7 +97,7 @@ class Elastic:
         if choice == "bernoulli":
             masks = choices.coins(self.sizes, keep, rng)
         else:
-            counts = choices.rounded(self.sizes, keep, rng)
+            counts = choices.rounded(self.sizes, keep, choice, rng)
             masks = choices.drawn(self.sizes, counts, rng)
         return self._subnet(masks, (1 / keep).tolist())
 

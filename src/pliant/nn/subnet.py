@@ -1,10 +1,10 @@
 """Which filters of each site are kept, and the ways to choose them.
 
 The paper's choice is one independent coin per filter (Rapp et al., DISTREAL, AAAI 2022).
-Randomised rounding has the same mean and less noise. A prefix is HeteroFL's (Diao et al., ICLR
-2021) and FjORD's (Horváth et al., NeurIPS 2021) choice, a rolling window FedRolex' (Alam et al.,
-NeurIPS 2022). All but the coin are "the first n filters of an order", and differ in n and in the
-order.
+Randomised rounding has the same mean and less noise; in blocks it runs faster too. A prefix is
+HeteroFL's (Diao et al., ICLR 2021) and FjORD's (Horváth et al., NeurIPS 2021) choice, a rolling
+window FedRolex' (Alam et al., NeurIPS 2022). All but the coin are "the first n filters of an
+order", and differ in n and in the order.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from pliant.nn.channels import Mask
 
-Choice = Literal["bernoulli", "rounded"]
+Choice = Literal["bernoulli", "rounded", "blocks"]
+BLOCK = 4  # filters; convolutions of few different shapes, each a multiple of this, run faster
 Order = tuple[NDArray[np.int64], ...]
 
 
@@ -91,12 +92,29 @@ def first(counts: Sequence[int], order: Sequence[NDArray[np.int64]]) -> list[Mas
     return masks
 
 
-def rounded(sizes: Sequence[int], keep: NDArray[np.float64], rng: np.random.Generator) -> list[int]:
+def rounded(
+    sizes: Sequence[int], keep: NDArray[np.float64], choice: Choice, rng: np.random.Generator
+) -> list[int]:
     """Round keep × size up or down at random so that the mean is exact; never to zero."""
-    wanted = keep * np.asarray(sizes)
-    whole = np.floor(wanted + 1e-9)
-    counts = whole + (rng.random(len(sizes)) < wanted - whole)
-    return [max(1, int(number)) for number in counts]
+    drawn = rng.random(len(sizes))
+    counts = []
+    for size, share, luck in zip(sizes, keep.tolist(), drawn.tolist(), strict=True):
+        low, high, up = levels(size, share, choice)
+        counts.append(high if luck < up else low)
+    return counts
+
+
+def levels(size: int, keep: float, choice: Choice) -> tuple[int, int, float]:
+    """Return the two numbers of filters that keep × size lies between, and the chance of the upper.
+
+    Whole numbers, or multiples of `BLOCK` for a site of three blocks or more.
+    """
+    grain = BLOCK if choice == "blocks" and size >= 3 * BLOCK else 1
+    wanted = size * keep
+    low = grain * int((wanted + 1e-9) // grain)
+    high = min(low + grain, size)
+    up = (wanted - low) / (high - low) if high > low else 0.0
+    return max(min(grain, size), low), max(min(grain, size), high), min(max(up, 0.0), 1.0)
 
 
 def ceiled(sizes: Sequence[int], keep: NDArray[np.float64]) -> list[int]:
@@ -121,6 +139,5 @@ def chance(size: int, keep: float, choice: Choice, kept: int, dropped: int) -> f
         none = (1 - keep) ** size
         coins = keep**kept * (1 - keep) ** dropped
         return max(0.0, coins + none * (among(1) - among(0)))
-    low = int(np.floor(size * keep + 1e-9))
-    up = max(0.0, size * keep - low)
-    return (1 - up) * among(max(1, low)) + (up * among(low + 1) if up else 0.0)
+    low, high, up = levels(size, keep, choice)
+    return (1 - up) * among(low) + up * among(high)
