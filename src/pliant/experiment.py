@@ -1,5 +1,6 @@
 """One TOML file = one run: load it, override it, check it, build what it describes."""
 
+import inspect
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,6 +72,15 @@ class Experiment(Value, frozen=True):
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read a TOML file and what the command line says otherwise."""
+    raw = overridden(path, overrides)
+    try:
+        return decode(raw, Experiment)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def overridden(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a TOML file as plain data, with the key=value of the command line in it."""
     try:
         raw = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
@@ -79,10 +89,7 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         raise ValueError(f"{path}: expected a TOML file in UTF-8") from None
     for override in overrides:
         _override(raw, override)
-    try:
-        return decode(raw, Experiment)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    return raw
 
 
 def _override(raw: dict[str, Any], override: str) -> None:
@@ -111,11 +118,10 @@ def build(experiment: Experiment) -> tuple[nn.Module, Federated]:
     name = experiment.network.name
     if name not in MODELS:
         raise ValueError(f"Expected a network of {', '.join(sorted(MODELS))}, got {name!r}")
-    options = {
-        "classes": data.train.classes,
-        "channels": data.train.pixels.shape[1],
-        **experiment.network.options,
-    }
+    channels, height, _ = data.train.shape
+    known = {"classes": data.train.classes, "channels": channels, "side": height}
+    taken = inspect.signature(MODELS[name]).parameters
+    options = {key: known[key] for key in known if key in taken} | experiment.network.options
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.number(experiment.seed, "weights"))
         try:

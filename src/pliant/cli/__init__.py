@@ -18,6 +18,7 @@ from pliant.extras import MissingExtra
 COMMANDS = (
     ("demo", "pliant.cli.demo:demo", "Run pliant on the digits that travel with it."),
     ("run", "pliant.cli.run:run", "Run an experiment, or go on with one."),
+    ("compare", "pliant.cli.compare:compare", "Run a matrix of experiments and print a table."),
     ("data", "pliant.cli.data:app", "List, get and check data sets."),
     ("inspect", "pliant.cli.inspect:inspect", "Show which filters of a network can be dropped."),
     ("bench", "pliant.cli.bench:app", "Measure pliant on this machine."),

@@ -1,5 +1,6 @@
 """`pliant run`: one experiment from its TOML file, or go on with one that was interrupted."""
 
+import errno
 import signal
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pliant.engine.ledger import RoundRecord
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def run(
@@ -43,19 +46,20 @@ def run(
     from pliant.engine.simulate import simulate
     from pliant.experiment import begin, build, load_experiment, recall
 
+    if resume is not None and (overrides or (spec is not None and "=" in str(spec))):
+        raise ValueError("Expected no key=value with --resume: a run goes on as it began")
     if (spec is None) == (resume is None):
         raise ValueError("Expected either a TOML file or --resume FOLDER")
     if resume is not None:
         folder, experiment = resume, recall(resume)
-        if overrides:
-            raise ValueError("Expected no key=value with --resume: a run goes on as it began")
+        net, data = build(experiment)
     else:
         assert spec is not None
         experiment = load_experiment(spec, overrides)
         folder = out or Path("runs") / spec.stem
+        net, data = build(experiment)  # before the folder: what cannot be built leaves none
         begin(folder, experiment)
-    stop = _Stop(folder)
-    net, data = build(experiment)
+    stop = _Stop()
     records = simulate(
         experiment.method,
         net,
@@ -67,16 +71,25 @@ def run(
         source=partial(build, experiment),
         is_stopped=stop.asked,
     )
+    go_on = f"go on with `pliant run --resume {folder}`"
     last = None
-    with stop:
-        for last in records:
-            if json:
-                sys.stdout.write(msgspec.json.encode(last).decode() + "\n")
-            else:
-                sys.stdout.write(_line(last, experiment.rounds))
-            sys.stdout.flush()
+    try:
+        with stop:
+            for last in records:
+                if json:
+                    sys.stdout.write(msgspec.json.encode(last).decode() + "\n")
+                else:
+                    sys.stdout.write(_line(last, experiment.rounds))
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted; {go_on}\n")
+        return 130
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        raise OSError(f"{error}; make room and {go_on}") from error
     if stop.asked() and (last is None or last.round + 1 < experiment.rounds):
-        sys.stderr.write(f"stopped; go on with `pliant run --resume {folder}`\n")
+        sys.stderr.write(f"stopped; {go_on}\n")
         return 130
     return 0
 
@@ -93,9 +106,8 @@ def _line(record: "RoundRecord", rounds: int) -> str:
 class _Stop:
     """The first Ctrl-C ends the run after its round, with a checkpoint; the second at once."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self._is_asked = False
-        self._folder = folder
 
     def asked(self) -> bool:
         return self._is_asked

@@ -1,0 +1,76 @@
+"""`pliant compare`: all runs of a TOML file with a [matrix], and one table."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pliant.compare import Member, Row
+
+
+def compare(
+    spec: Path,
+    *overrides: str,
+    out: Path | None = None,
+    target: float = 0.9,
+    json: bool = False,
+) -> None:
+    """Run every combination of a file's [matrix] and print a table; finished runs are kept.
+
+    Example: pliant compare methods.toml --target 0.95
+
+    Parameters
+    ----------
+    spec
+        A TOML file like that of `pliant run`, with a table [matrix] of keys and their values.
+    overrides
+        key=value in the place of what the file says, like rounds=20.
+    out
+        Folder of the comparison; runs/NAME by default.
+    target
+        The accuracy to which rounds and seconds are counted.
+    json
+        JSON lines instead of a table.
+    """
+    import msgspec
+
+    from pliant.compare import members, run_all, table
+    from pliant.engine.workers import Processes
+
+    if not 0.0 < target <= 1.0:
+        raise ValueError(f"Expected a target accuracy above 0 and up to 1, got {target}")
+    found = members(spec, overrides)
+    folder = out or Path("runs") / spec.stem
+
+    def tell(member: "Member") -> None:
+        sys.stderr.write(f"finished {member.name}\n")
+
+    run_all(found, folder, Processes(), tell)
+    rows = table(found, folder, target)
+    text = "".join(msgspec.json.encode(_plain(row)).decode() + "\n" for row in rows)
+    sys.stdout.write(text if json else _table(rows, target))
+
+
+def _plain(row: "Row") -> dict[str, object]:
+    from dataclasses import asdict
+
+    return asdict(row) | {"group": dict(row.group)}
+
+
+def _table(rows: "list[Row]", target: float) -> str:
+    names = [" ".join(value for _, value in row.group) for row in rows]
+    width = max(map(len, names), default=0)
+    head = (
+        f"{'':{width}}  {'accuracy':>15}  {f'rounds to {target:.0%}':>14}  {'seconds':>8}  "
+        f"{'GMACs':>9}  {'MB':>8}  {'used':>5}  {'lost':>5}"
+    )
+    lines = [head]
+    for name, row in zip(names, rows, strict=True):
+        mean, spread = row.accuracy
+        rounds = "-" if row.rounds_to is None else f"{row.rounds_to:.1f}"
+        seconds = "-" if row.seconds_to is None else f"{row.seconds_to:.1f}"
+        lines.append(
+            f"{name:{width}}  {mean:7.2%} ± {spread:5.2%}  {rounds:>14}  {seconds:>8}  "
+            f"{row.gigamacs:9.1f}  {row.megabytes:8.1f}  {row.utilisation:5.0%}  {row.lost:5.0%}"
+        )
+    return "\n".join(lines) + "\n"
