@@ -115,17 +115,22 @@ def build(experiment: Experiment) -> tuple[nn.Module, Federated]:
     source = load(spec.name, Path(spec.root) if spec.root else None)
     devices = spec.devices or experiment.fleet.size
     data = source.share(spec.partition, devices, experiment.seed, proxy=spec.proxy)
-    name = experiment.network.name
+    return weights(experiment.network, data, experiment.seed), data
+
+
+def weights(network: Network, data: Federated, seed: int) -> nn.Module:
+    """Make a network for these images; the same seed gives the same weights."""
+    name = network.name
     if name not in MODELS:
         raise ValueError(f"Expected a network of {', '.join(sorted(MODELS))}, got {name!r}")
     channels, height, _ = data.train.shape
     known = {"classes": data.train.classes, "channels": channels, "side": height}
     taken = inspect.signature(MODELS[name]).parameters
-    options = {key: known[key] for key in known if key in taken} | experiment.network.options
+    options = {key: known[key] for key in known if key in taken} | network.options
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.number(experiment.seed, "weights"))
+        torch.manual_seed(rng.number(seed, "weights"))
         try:
-            return MODELS[name](**options), data
+            return MODELS[name](**options)
         except TypeError as error:
             raise ValueError(f"network {name}: {error}") from None
 

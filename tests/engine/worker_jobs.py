@@ -80,10 +80,6 @@ def broken():
     raise LookupError("no data here")
 
 
-def deadly():
-    os._exit(3)
-
-
 def act(_, shared, job):
     """Do what the job's first word says."""
     verb, *rest = job
@@ -102,8 +98,6 @@ def act(_, shared, job):
             raise Unpicklable(1, 2)
         case "unpicklable":
             return lambda: None
-        case "die":
-            os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
             os._exit(rest[0])
         case "sleep":

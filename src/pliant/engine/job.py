@@ -54,7 +54,12 @@ class Job:
 
 def perform(world: World, shared: Params, job: Job) -> Update:
     """Train one task; `shared` is the server's network and, by a prefix, what else it sends."""
-    method, net = world.method, world.net
+    task = sent(world.method, world.net, shared, job)
+    return world.method.train(world.net, task, steps(world, job))
+
+
+def sent(method: Method, net: Elastic, shared: Params, job: Job) -> Task:
+    """Return what the device of a job is sent."""
     params = {name: tensor for name, tensor in shared.items() if not name.startswith(EXTRA)}
     extra = {
         name.removeprefix(EXTRA): tensor
@@ -62,7 +67,7 @@ def perform(world: World, shared: Params, job: Job) -> Update:
         if name.startswith(EXTRA)
     }
     packed = method.sends(net, job.rows[0], job.place)
-    task = Task(
+    return Task(
         job.place,
         params if packed is None else net.take(params, packed),
         job.lr,
@@ -70,7 +75,6 @@ def perform(world: World, shared: Params, job: Job) -> Update:
         extra,
         job.memory,
     )
-    return method.train(net, task, steps(world, job))
 
 
 def steps(world: World, job: Job) -> Iterator[Step]:
@@ -80,8 +84,9 @@ def steps(world: World, job: Job) -> Iterator[Step]:
     each = -(-len(share) // local.batch)
     for number, (row, macs) in enumerate(zip(job.rows, job.macs, strict=True)):
         epoch, place_in = divmod(number, each)
-        order = batches(
-            world.data.train, share, local.batch, place.seed, place.round, place.device, epoch
-        )
+        if place_in == 0:
+            order = batches(
+                world.data.train, share, local.batch, place.seed, place.round, place.device, epoch
+            )
         x, y = order[place_in]
         yield Step(x, y, world.method.subnet(world.net, row, place, number), macs)

@@ -1,7 +1,8 @@
 """The ledger: what every dispatched task cost and how it ended, and a proof that sums agree."""
 
+from collections import Counter
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import isclose
 
 from pliant.engine.evaluate import Score
@@ -36,11 +37,15 @@ class RoundRecord(Value, frozen=True, tag="round"):
     seconds: float  # virtual, at the close of the round
     tasks: int
     merged: int
+    ends: dict[str, int]  # how many tasks ended how
+    samples: int
+    steps: int
     macs: float
     useful: float
     available: float
     down: int
     up: int
+    busy: float  # seconds, virtual
     joules: float
     loss: float | None = None  # mean over merged devices
     score: Score | None = None
@@ -60,6 +65,13 @@ class RoundRecord(Value, frozen=True, tag="round"):
 Record = TaskRecord | RoundRecord
 
 MERGED = ("finished", "partial")
+SUMS = ("tasks", "merged", "ends", "samples", "steps", "macs", "useful", "available") + (
+    "down",
+    "up",
+    "busy",
+    "joules",
+    "loss",
+)
 
 
 def summed(number: int, seconds: float, tasks: list[TaskRecord]) -> RoundRecord:
@@ -71,11 +83,15 @@ def summed(number: int, seconds: float, tasks: list[TaskRecord]) -> RoundRecord:
         seconds=seconds,
         tasks=len(tasks),
         merged=len(merged),
+        ends=dict(sorted(Counter(task.end for task in tasks).items())),
+        samples=sum(task.samples for task in tasks),
+        steps=sum(task.steps for task in tasks),
         macs=sum(task.macs for task in tasks),
         useful=sum(task.useful for task in tasks),
         available=sum(task.available for task in tasks),
         down=sum(task.down for task in tasks),
         up=sum(task.up for task in tasks),
+        busy=sum(task.seconds for task in tasks),
         joules=sum(task.joules for task in tasks),
         loss=sum(losses) / len(losses) if losses else None,
     )
@@ -85,8 +101,9 @@ def check(records: Iterable[Record]) -> int:
     """Prove that a run's records agree, and return its number of rounds.
 
     Rounds follow one another without a gap and the clock never goes back; each task has one end;
-    what a task's server got is not more than the device spent, nor that more than there was; and
-    the sums of a round are those of its tasks.
+    what a task's server got is not more than the device spent, nor that more than there was; its
+    mini-batches follow one another and fill the time that it was busy; and the sums of a round are
+    those of its tasks.
     """
     rounds, clock = 0, 0.0
     for _, group in groupby(records, key=lambda record: record.round):
@@ -94,7 +111,9 @@ def check(records: Iterable[Record]) -> int:
         tasks = [record for record in members if isinstance(record, TaskRecord)]
         totals = [record for record in members if isinstance(record, RoundRecord)]
         if len(totals) != 1 or not isinstance(members[-1], RoundRecord):
-            raise ValueError(f"Expected one round record behind its tasks, got {len(totals)}")
+            raise ValueError(
+                f"round {rounds}: expected one record of it behind its tasks, got {len(totals)}"
+            )
         total = totals[0]
         _check_round(total, tasks, rounds, clock)
         rounds, clock = rounds + 1, total.seconds
@@ -105,27 +124,59 @@ def _check_round(total: RoundRecord, tasks: list[TaskRecord], number: int, clock
     where = f"round {total.round}"
     if total.round != number:
         raise ValueError(f"Expected round {number}, got {total.round}")
-    if total.seconds < clock:
+    if not total.seconds >= clock:
         raise ValueError(f"{where}: the clock went back from {clock} to {total.seconds}")
-    if len({task.device for task in tasks}) != len(tasks):
-        raise ValueError(f"{where}: expected one end for each device, got two for one")
+    devices = [task.device for task in tasks]
+    if any(after <= before for before, after in pairwise([-1, *devices])):
+        raise ValueError(f"{where}: expected one end a device, in rising order, got {devices}")
     for task in tasks:
         _check_task(f"{where}, device {task.device}", task)
+        _check_steps(f"{where}, device {task.device}", task, clock, total.seconds)
     wanted = summed(total.round, total.seconds, tasks)
-    for name in ("tasks", "merged", "macs", "useful", "available", "down", "up", "joules"):
+    for name in SUMS:
         left, right = getattr(total, name), getattr(wanted, name)
-        if not isclose(left, right, rel_tol=1e-12):
-            raise ValueError(f"{where}: {name} is {left}, its tasks sum to {right}")
+        same = isclose(left, right, rel_tol=1e-12) if isinstance(right, float) else left == right
+        if not same:
+            raise ValueError(f"{where}: {name} is {left}, its tasks say {right}")
 
 
 def _check_task(where: str, task: TaskRecord) -> None:
     slack = 1e-9 * max(1.0, task.available)
-    if task.useful > task.macs + slack:
+    if not 0 <= task.useful <= task.macs + slack:
         raise ValueError(f"{where}: got {task.useful} MACs of use out of {task.macs} spent")
     if task.macs > task.available + slack:
         raise ValueError(f"{where}: spent {task.macs} MACs where there were {task.available}")
+    if min(task.down, task.up, task.joules, task.seconds) < 0:
+        raise ValueError(f"{where}: a cost is below zero")
     is_merged = task.end in MERGED
-    if is_merged != (task.steps > 0):
-        raise ValueError(f"{where}: ended {task.end} with {task.steps} steps")
-    if not is_merged and task.useful:
+    if is_merged != (task.steps > 0) or is_merged != (task.samples > 0):
+        raise ValueError(
+            f"{where}: ended {task.end} with {task.steps} steps and {task.samples} samples"
+        )
+    if is_merged != (task.useful > 0):
         raise ValueError(f"{where}: ended {task.end} with {task.useful} useful MACs")
+
+
+def _check_steps(where: str, task: TaskRecord, opened: float, closed: float) -> None:
+    """Refuse mini-batches that overlap, leave gaps or do not add up to the busy time."""
+    begun, done = len(task.starts), len(task.ends)
+    if len(task.rows) != begun or not begun - 1 <= done <= begun or task.steps not in (0, done):
+        raise ValueError(
+            f"{where}: {task.steps} steps count of {begun} begun in {len(task.rows)} rows, "
+            f"{done} ended"
+        )
+    if task.starts[1:] != task.ends[: max(0, begun - 1)]:
+        raise ValueError(f"{where}: a mini-batch does not begin where the one before it ends")
+    if task.end == "finished" and done != begun:
+        raise ValueError(f"{where}: finished, but its last mini-batch has no end")
+    times = [t for pair in zip(task.starts, task.ends, strict=False) for t in pair]
+    length, slack = closed - opened, 1e-9 * max(1.0, closed)
+    if any(after < before for before, after in pairwise([0.0, *times])):
+        raise ValueError(f"{where}: a mini-batch ends before it begins")
+    if any(time > length + slack for time in times):
+        raise ValueError(f"{where}: a mini-batch ends after its round, which has {length} s")
+    worked = times[-1] - times[0] if times else 0.0
+    if task.seconds < worked - slack or (
+        task.end == "finished" and not isclose(task.seconds, worked, rel_tol=1e-9, abs_tol=slack)
+    ):
+        raise ValueError(f"{where}: was busy for {task.seconds} s with {worked} s of mini-batches")

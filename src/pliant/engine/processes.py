@@ -107,11 +107,12 @@ def _answer(worker: Worker) -> Answer:
         answer = worker.link.recv_bytes()
     except (EOFError, OSError):
         worker.process.join(PATIENCE)
-        return Answer("lost", _ending(worker.process.exitcode))
+        return Answer("lost", ending(worker.process.exitcode))
     return Answer(*decoded(answer))
 
 
-def _ending(code: int | None) -> str:
+def ending(code: int | None) -> str:
+    """Say in words how a process ended."""
     if code is None:
         return "closing its pipe"
     if code >= 0:

@@ -1,6 +1,7 @@
 """Worker actors of a Ray cluster, for the extra `cluster`."""
 
 import logging
+import socket
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -106,13 +107,16 @@ class RayCrew:
 
 
 def _connect(ray: Any, address: str | None) -> None:
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     try:
+        if port.isdigit():  # Ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
         ray.init(
             address=address,
             include_dashboard=None if address else False,
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except ConnectionError as error:
+    except OSError as error:
         reason = " ".join(str(error).split())
         raise ConnectionError(f"no Ray cluster answers at {address}: {reason}") from None

@@ -91,14 +91,14 @@ class Relay(Generic[H]):
                     if answer.kind == "done":
                         results[number] = answer.value
                     elif answer.kind == "failed":
-                        raise _annotated(answer, f"job {_named(number, jobs)}")
+                        raise _annotated(answer, _named(number, jobs))
                     else:
                         deaths[number] += 1
                         waiting.appendleft(number)
                         if deaths[number] == ATTEMPTS:
                             raise WorkerLost(
-                                f"job {_named(number, jobs)} ended its worker {ATTEMPTS} times in"
-                                f" a row, at last by {answer.value}"
+                                f"{_named(number, jobs)}, ended its worker {ATTEMPTS} times in a"
+                                f" row, at last by {answer.value}"
                             )
         except BaseException:
             # what is still under way is nobody's any more, and must not meet the next parameters
@@ -156,4 +156,4 @@ def _annotated(answer: Answer, what: str) -> Exception:
 def _named(number: int, jobs: Sequence[object]) -> str:
     short = reprlib.Repr()
     short.maxother = 120
-    return f"{number} of {len(jobs)}, {short.repr(jobs[number])},"
+    return f"job {number} of {len(jobs)}, {short.repr(jobs[number])}"

@@ -11,10 +11,11 @@ import numpy as np
 from torch import nn
 
 from pliant.data import Federated
-from pliant.devices import Choice, Fleet, Given, joules
+from pliant.devices import FULL, Choice, Fleet, Given, joules
 from pliant.devices.draws import FloatArray, IntArray
 from pliant.engine.agenda import Agenda
 from pliant.engine.evaluate import Evaluation, evaluate
+from pliant.engine.expected import Expected
 from pliant.engine.job import EXTRA, Job, Source, build_world, example_of, perform
 from pliant.engine.ledger import RoundRecord, TaskRecord, summed
 from pliant.engine.rules import End, Rules
@@ -24,7 +25,9 @@ from pliant.engine.store import Saved, Store, newest
 from pliant.engine.tasks import Tasks
 from pliant.engine.workers import AnyWorkers, Inline, Pool, opened
 from pliant.methods.base import Method, Place, State, Update
+from pliant.methods.guard import Policy, admitted
 from pliant.nn.elastic import Elastic, elastic
+from pliant.nn.subnet import Subnet
 from pliant.params import Params, digest, nbytes, params_of
 from pliant.value import Count, Value
 
@@ -41,6 +44,7 @@ class Setting(Value, frozen=True):
     rules: Rules = Rules()
     evaluation: Evaluation = Evaluation()
     checkpoint_every: Count = 10  # rounds
+    guard: Policy = Policy()
 
 
 @dataclass
@@ -53,6 +57,17 @@ class _Run:
     fleet: Fleet
     setting: Setting
     saved: Saved
+
+    def __post_init__(self) -> None:
+        self.full_macs = self.net.macs(self.net.full, training=True)
+        self.size = nbytes(self.saved.state.params)
+        self.expected = Expected(self.method, self.net)
+
+    def macs(self, subnet: Subnet) -> float:
+        """Return MACs per sample of a training step; the full network's are known."""
+        if subnet is self.net.full:
+            return self.full_macs
+        return self.net.macs(subnet, training=True)
 
 
 def simulate(
@@ -106,12 +121,12 @@ def _rounds(
     for now, _ in agenda:
         number = run.saved.round
         table, tasks = _scheduled(run, number, now)
-        updates = _trained(run, pool, number, table)
+        updates, refused = _trained(run, pool, number, table, tasks)
         state = run.method.merge(run.net, run.saved.state, updates)
         memory = run.saved.memory | {u.device: u.memory for u in updates if u.memory}
         close = now + table.close
         run.saved = Saved(number + 1, close, state, memory)
-        records = _recorded(run, number, table, tasks, updates)
+        records = _recorded(run, number, table, tasks, updates, refused)
         total = summed(number, close, records)
         is_last = number + 1 == last
         if is_last or (number + 1) % run.setting.evaluation.every == 0:
@@ -141,15 +156,14 @@ def _scheduled(run: _Run, number: int, now: float) -> tuple[Timetable, Tasks]:
         now=now,
     )
     sizes = _batch_sizes(run, devices)
-    full = sizes * net.macs(0.0, training=True)
-    size = nbytes(run.saved.state.params)
-    whole = np.full(len(devices), float(size))
+    full = sizes * run.full_macs
+    whole = np.full(len(devices), float(run.size))
     tasks = Tasks(devices, full, whole, whole)
     plan = method.plan(net)
-    if plan.is_held:  # what is sent may be smaller, and then its transport is too
+    if plan.is_held and plan is not FULL:  # what is sent may be smaller: so is its transport
         moment = opening(run.fleet, tasks, seed=setting.seed, start=now)
         choice = plan.choose(moment)
-        sent = _bytes(run, number, devices, choice.row, size)
+        sent = _bytes(run, number, devices, choice.row)
         tasks, plan = Tasks(devices, full, sent, sent), Given(moment, choice)
     shown = {int(device): row for row, device in enumerate(devices)}
 
@@ -158,7 +172,7 @@ def _scheduled(run: _Run, number: int, now: float) -> tuple[Timetable, Tasks]:
         for place, device in enumerate(which.tolist()):
             where = Place(setting.seed, number, device)
             subnet = method.subnet(net, int(choice.row[place]), where, step)
-            costs[place] = sizes[shown[device], step] * net.macs(subnet, training=True)
+            costs[place] = sizes[shown[device], step] * run.macs(subnet)
         return costs
 
     table = timetable(
@@ -175,9 +189,9 @@ def _scheduled(run: _Run, number: int, now: float) -> tuple[Timetable, Tasks]:
     return table, tasks
 
 
-def _bytes(run: _Run, number: int, devices: IntArray, rows: IntArray, size: float) -> FloatArray:
+def _bytes(run: _Run, number: int, devices: IntArray, rows: IntArray) -> FloatArray:
     """Return the bytes of what each device is sent: the network, or its packed part."""
-    found = np.full(len(devices), float(size))
+    found = np.full(len(devices), float(run.size))
     for place, (device, row) in enumerate(zip(devices.tolist(), rows.tolist(), strict=True)):
         packed = run.method.sends(run.net, row, Place(run.setting.seed, number, device))
         if packed is not None:
@@ -193,15 +207,19 @@ def _batch_sizes(run: _Run, devices: IntArray) -> FloatArray:
         samples = len(run.data.devices[device % len(run.data)])
         whole, rest = divmod(samples, local.batch)
         rows.append(([local.batch] * whole + ([rest] if rest else [])) * local.epochs)
-    longest = max(map(len, rows))
+    longest = max(map(len, rows), default=1)  # nobody may be available
     return np.array([row + [0] * (longest - len(row)) for row in rows], np.float64)
 
 
-def _trained(run: _Run, pool: Pool[Job, Update], number: int, table: Timetable) -> list[Update]:
-    """Train what will count, and nothing else."""
+def _trained(
+    run: _Run, pool: Pool[Job, Update], number: int, table: Timetable, tasks: Tasks
+) -> tuple[list[Update], dict[int, str]]:
+    """Train what will count, and nothing else; return what the guard lets through and why not."""
     local, setting = run.method.local, run.setting
     lr = local.schedule.rate(local.optimiser.lr, number, setting.rounds)
-    jobs = []
+    batches = np.rint(tasks.full / run.full_macs).astype(np.int64)
+    most = np.maximum(tasks.full, table.planned)  # a plan may charge for more than one pass
+    jobs, bounds = [], []
     for place, device in enumerate(table.devices.tolist()):
         used = int(table.used[place])
         if used:
@@ -209,14 +227,26 @@ def _trained(run: _Run, pool: Pool[Job, Update], number: int, table: Timetable) 
             macs = tuple(table.planned[place, :used].tolist())
             where = Place(setting.seed, number, device)
             jobs.append(Job(where, rows, macs, lr, run.saved.memory.get(device, {})))
+            bounds.append((batches[place, :used].tolist(), most[place, :used].tolist()))
     shared = dict(run.saved.state.params)
     for key, params in run.saved.state.extra.items():
         shared |= {f"{EXTRA}{key}/{name}": tensor for name, tensor in params.items()}
-    return pool.run(jobs, shared, cost=lambda job: job.cost) if jobs else []
+    found = pool.run(jobs, shared, cost=lambda job: job.cost) if jobs else []
+    manifests = {
+        job.place.device: run.expected.manifest(shared, job, *bound)
+        for job, bound in zip(jobs, bounds, strict=True)
+    }
+    replies = ((job.place.device, update) for job, update in zip(jobs, found, strict=True))
+    return admitted(replies, manifests, setting.guard)
 
 
 def _recorded(
-    run: _Run, number: int, table: Timetable, tasks: Tasks, updates: list[Update]
+    run: _Run,
+    number: int,
+    table: Timetable,
+    tasks: Tasks,
+    updates: list[Update],
+    refused: dict[int, str],
 ) -> list[TaskRecord]:
     """Return what each task of a round cost and how it ended."""
     traits = run.fleet.traits(table.devices, seed=run.setting.seed)
@@ -226,25 +256,28 @@ def _recorded(
     energy = joules(traits, table.spent, tasks.down + up)
     found = []
     for place, device in enumerate(table.devices.tolist()):
-        update = back.get(device)
-        begun = int((table.row[place] >= 0).sum())
+        update, reason = back.get(device), refused.get(device)
+        # a device that does not count stops when the round closes, whatever it would have done
+        limit = np.inf if table.used[place] else table.close
+        begun = int((table.start[place] < limit).sum())
+        ended = table.end[place, :begun]
         found.append(
             TaskRecord(
                 round=number,
                 device=device,
-                end=End(table.ends[place]).name.lower(),
+                end=f"rejected: {reason}" if reason else End(table.ends[place]).name.lower(),
                 samples=update.samples if update else 0,
-                steps=int(table.used[place]),
+                steps=0 if reason else int(table.used[place]),
                 macs=float(table.spent[place]),
-                useful=float(table.useful[place]),
+                useful=0.0 if reason else float(table.useful[place]),
                 available=float(table.available[place]),
                 down=int(tasks.down[place]),
                 up=int(up[place]),
                 seconds=float(table.busy[place]),
                 joules=float(energy[place]),
-                loss=update.loss if update and np.isfinite(update.loss) else None,
+                loss=update.loss if update else None,
                 starts=tuple(table.start[place, :begun].tolist()),
-                ends=tuple(e for e in table.end[place, :begun].tolist() if np.isfinite(e)),
+                ends=tuple(ended[np.isfinite(ended) & (ended <= limit)].tolist()),
                 rows=tuple(table.row[place, :begun].tolist()),
             )
         )

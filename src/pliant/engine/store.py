@@ -1,5 +1,7 @@
 """What a run has on disk: its records and its checkpoints, and how it goes on from them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from pliant import checkpoint
 from pliant.engine.ledger import Record
 from pliant.methods.base import State
 from pliant.params import Params
-from pliant.record import Records
+from pliant.record import Records, read
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,9 @@ class Store:
 
     def append(self, records: list[Record]) -> None:
         """Write the records of a round."""
-        for record in records:
-            self._records.append(record)
+        with _named(self._records.path):
+            for record in records:
+                self._records.append(record)
 
     def save(self, saved: Saved) -> None:
         """Write a checkpoint that includes all records so far."""
@@ -53,16 +56,33 @@ class Store:
             tensors |= {f"extra/{key}/{name}": tensor for name, tensor in params.items()}
         for device, params in saved.memory.items():
             tensors |= {f"memory/{device}/{name}": tensor for name, tensor in params.items()}
-        state = {
-            "round": saved.round,
-            "seconds": saved.seconds.hex(),
-            "position": self._records.position(),
-        }
-        checkpoint.save(self._checkpoints, saved.round, tensors, state)
+        with _named(self._records.path):
+            position = self._records.position()
+        state = {"round": saved.round, "seconds": saved.seconds.hex(), "position": position}
+        with _named(self._checkpoints):
+            checkpoint.save(self._checkpoints, saved.round, tensors, state)
 
     def close(self) -> None:
         """Close the record file."""
-        self._records.close()
+        with _named(self._records.path):  # what could not be written is tried again, in vain
+            self._records.close()
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Let an error of writing, like that of a full disk, say where it happened."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def events(folder: Path) -> Iterator[Record]:
+    """Yield the records of the run in a folder."""
+    kind: Any = Record  # a union is no class
+    yield from read(folder / "events.jsonl", kind)
 
 
 def newest(folder: Path) -> Saved | None:

@@ -7,7 +7,8 @@ AISTATS 2017.
 from collections.abc import Iterable, Sequence
 
 from pliant.devices import FULL, Plan
-from pliant.methods.base import Local, Place, State, Step, Task, Update, add_mean, local_training
+from pliant.methods.base import Local, Place, State, Step, Task, Update, local_training
+from pliant.methods.robust import AnyMerge, Mean, merged
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Subnet
 from pliant.value import Value
@@ -17,6 +18,7 @@ class FedAvg(Value, frozen=True, tag="fedavg"):
     """Train the full network on every device and average by samples."""
 
     local: Local = Local()
+    merging: AnyMerge = Mean()
 
     def plan(self, net: Elastic) -> Plan:
         return FULL
@@ -31,4 +33,5 @@ class FedAvg(Value, frozen=True, tag="fedavg"):
         return local_training(net, task, steps, self.local.optimiser)
 
     def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
-        return State(add_mean(state.params, updates, [update.samples for update in updates]))
+        weights = [update.samples for update in updates]
+        return State(merged(self.merging, state.params, updates, weights))

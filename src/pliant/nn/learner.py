@@ -61,6 +61,7 @@ class Learner:
         self._memory = [
             [torch.zeros_like(flat) for flat in self._weights] for _ in range(optimiser.memories)
         ]
+        self._unread: list[int] = []
         self._subnet: Subnet | None = None
         self.switch(elastic.full)
 
@@ -99,18 +100,47 @@ class Learner:
         correct: Correction | None = None,
     ) -> Tensor:
         """Train on one mini-batch and return its loss."""
+        value, grads = self.gradients(inputs, loss)
+        if correct is not None:
+            with torch.no_grad():
+                grads = correct(grads, self._small, self._cuts)
+        self.descend(grads, lr=lr)
+        return value
+
+    def gradients(
+        self, inputs: Tensor | tuple[Tensor, ...], loss: Loss
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the loss of one mini-batch and its gradients as they lie on the shelves."""
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         value = loss(self.elastic.run(self._params, self._bound, *given))
         found = torch.autograd.grad(value, self._leaves, allow_unused=True)
+        self._unread = [number for number, grad in enumerate(found) if grad is None]
+        return value.detach(), self._gathered(found)
+
+    @torch.no_grad()
+    def descend(self, grads: list[Tensor], *, lr: float | None = None) -> None:
+        """Let the optimiser move the subnet in use by these gradients."""
         self.time += 1
-        with torch.no_grad():
-            grads = self._gathered(found)
-            if correct is not None:
-                grads = correct(grads, self._small, self._cuts)
-            rate = self.optimiser.lr if lr is None else lr
-            with self._spared([n for n, grad in enumerate(found) if grad is None]):
-                self.optimiser.step(self._small, grads, self._state, rate, self.time)
-        return value.detach()
+        rate = self.optimiser.lr if lr is None else lr
+        with self._spared(self._unread):
+            self.optimiser.step(self._small, grads, self._state, rate, self.time)
+
+    def laid(self, params: Mapping[str, Tensor]) -> list[Tensor]:
+        """Lay values for all that is trained (an anchor, a control variate) on shelves."""
+        return self._trained.packed(params)
+
+    def part(self, flats: list[Tensor]) -> list[Tensor]:
+        """Return the part of full shelves that belongs to the subnet in use."""
+        return taken(flats, self._trained.shelves, self._cuts)
+
+    def spread(self, smalls: list[Tensor]) -> list[Tensor]:
+        """Lay the part of the subnet in use on full shelves, zeros elsewhere."""
+        flats = [torch.zeros_like(flat) for flat in self._weights]
+        put_back(flats, smalls, self._trained.shelves, self._cuts)
+        return [
+            small if cut.rows is None else flat
+            for flat, small, cut in zip(flats, smalls, self._cuts, strict=True)
+        ]
 
     def params(self) -> Params:
         """Return a copy of the full-size parameters and buffers as they are now."""
