@@ -19,6 +19,7 @@ from pliant.engine.select import Selection
 from pliant.engine.simulate import Setting
 from pliant.engine.workers import AnyWorkers, Processes
 from pliant.methods import AnyMethod
+from pliant.methods.guard import Policy
 from pliant.nn.models import MODELS
 from pliant.value import Count, Value, decode, encode
 
@@ -54,6 +55,7 @@ class Experiment(Value, frozen=True):
     rules: Rules = Rules()
     evaluation: Evaluation = Evaluation()
     checkpoint_every: Count = 10
+    guard: Policy = Policy()
     workers: AnyWorkers = Processes()
 
     @property
@@ -67,6 +69,7 @@ class Experiment(Value, frozen=True):
             self.rules,
             self.evaluation,
             self.checkpoint_every,
+            self.guard,
         )
 
 

@@ -5,9 +5,10 @@ The tests run it in a process of its own, because Ray reads its token when it is
 
 import json
 import sys
+import time
 
 import ray
-from worker_jobs import Train, rounds, train, world
+from worker_jobs import Train, initial, rounds, train, world
 
 from pliant.engine.workers import Cluster, opened
 
@@ -21,14 +22,21 @@ def where(net, shared, job):
     return train(net, shared, job) | {"node": ray.get_runtime_context().get_node_id()}
 
 
+def both_nodes(pool):
+    """Run jobs until actors on two nodes have taken part: they do not start at the same moment."""
+    end, nodes = time.monotonic() + 60.0, set()
+    while len(nodes) < 2 and time.monotonic() < end:
+        nodes |= {result["node"] for result in pool.run(JOBS, initial())}
+    return sorted(nodes)
+
+
 def main(address, folder):
     found = {}
     with opened(Cluster(address=address), world, where) as pool:
         found["count"] = pool.count
+        found["nodes"] = both_nodes(pool)
         found["hash"] = rounds(pool, JOBS)
         found["killed"] = rounds(pool, [*JOBS[:3], Train(3, 1, f"{folder}/flag"), *JOBS[4:]])
-        results = pool.run(JOBS * 4, world().state_dict())
-        found["nodes"] = sorted({result["node"] for result in results})
         try:
             pool.run([None], {})
         except LookupError as error:

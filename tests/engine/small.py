@@ -52,7 +52,13 @@ def network():
 def run(method=FEDAVG, *, fleet=FLEET, setting=SETTING, workers=Inline(), folder=None, **options):  # noqa: B008
     return list(
         simulate(
-            method, network(), data(), fleet, setting=setting, workers=workers, folder=folder,
+            method,
+            network(),
+            data(),
+            fleet,
+            setting=setting,
+            workers=workers,
+            folder=folder,
             **options,
         )
     )
@@ -77,7 +83,8 @@ class Nothing:
         return None
 
     def train(self, net, task, steps):
-        return Update(task.place.device, {}, 1, 1, 1.0, 0.0)
+        still = {name: torch.zeros_like(tensor) for name, tensor in task.params.items()}
+        return Update(task.place.device, still, 1, 1, 1.0, 0.0, trained=((net.full, 1),))
 
     def merge(self, net, state, updates):
         return state

@@ -127,8 +127,22 @@ def test_a_failed_start_is_an_error_at_once_and_a_lost_one_at_the_third_time():
     ready = Answer("ready", None)
     pool = relay(ScriptedCrew([lost(), lost(), ready, lost(), lost(), ready]), 1)
     assert pool.run(["a", [lost(), Answer("done", "b")]], {}) == ["a", "b"]
+    pool = relay(ScriptedCrew([lost()] * 3), 1)
     with pytest.raises(WorkerLost, match=r"3 workers in a row .* starting, at last by signal 9"):
-        relay(ScriptedCrew([lost()] * 3), 1).run(["a"], {})
+        pool.run(["a"], {})
+    assert pool.run(["a"], {}) == ["a"]
+
+
+def test_who_did_start_goes_on_when_others_cannot():
+    turns = iter([min])  # the first worker is ready before the others are lost
+    starts = [Answer("ready", None), lost(), lost(), lost()]
+    crew = ScriptedCrew(starts, choose=lambda ready: next(turns, max)(ready))
+    pool = relay(crew, 2)
+    assert pool.run(["a", "b"], {}) == ["a", "b"]
+    assert crew.alive == {0}
+    assert pool.run(["c"], {}) == ["c"]
+    assert crew.alive == {0, 4}  # every run tries again
+    pool.close()
 
 
 def test_an_idle_worker_that_dies_is_replaced_without_blame():

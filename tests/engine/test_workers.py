@@ -121,8 +121,17 @@ def test_results_keep_the_order_of_the_jobs(pool):
 
 def test_every_worker_has_one_thread_and_leaves_ctrl_c_to_the_parent(pool):
     facts = pool.run([("facts",)] * 20, {})
-    assert {fact[:3] for fact in facts} == {(1, "1", True)}
+    assert {fact[:3] for fact in facts} == {(1, ("1", "1"), True)}
     assert os.getpid() not in {fact[3] for fact in facts}
+
+
+def test_starting_workers_leaves_the_environment_as_it_was(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    with opened(Processes(count=1), nothing, act):
+        assert os.environ["OMP_NUM_THREADS"] == "5"
+        assert "MKL_NUM_THREADS" not in os.environ
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.parametrize("kind", [Inline(), Processes(count=1)])
@@ -264,12 +273,12 @@ if __name__ == "__main__":
 """
 
 
-def run_script(tmp_path, *arguments):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+def run_script(tmp_path, *arguments, script=SCRIPT):
+    file = tmp_path / "script.py"
+    file.write_text(script)
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [sys.executable, script, *arguments],
+        [sys.executable, file, *arguments],
         env=os.environ | {"PYTHONPATH": path},
         stderr=subprocess.PIPE,
         text=True,
@@ -290,8 +299,24 @@ def test_workers_of_a_killed_parent_end_in_the_middle_of_a_job(folder, tmp_path)
 
 def test_a_pool_that_is_never_closed_does_not_hold_the_interpreter(folder, tmp_path):
     with run_script(tmp_path, folder) as parent:
-        _, said = parent.communicate(timeout=60)
+        try:
+            _, said = parent.communicate(timeout=60)
+        finally:
+            parent.kill()
     assert (parent.returncode, said) == (0, "")
+
+
+@pytest.mark.slow  # four starts, one after another
+def test_a_script_without_a_guard_is_told_so(folder, tmp_path):
+    unguarded = SCRIPT.replace('if __name__ == "__main__":', "if True:")
+    with run_script(tmp_path, folder, script=unguarded) as parent:
+        try:
+            _, said = parent.communicate(timeout=60)
+        finally:
+            parent.kill()
+    assert parent.returncode == 1
+    assert 'under `if __name__ == "__main__":`' in said
+    assert said.splitlines()[-1].endswith("ended while starting, at last by exit code 1")
 
 
 def _wait_for(condition, seconds=30.0):

@@ -39,6 +39,8 @@ class Expected:
             specs(shown.memory),
             None if shown.subnet is None else task.subnet,
             variances(task.params),
+            task.owned if shown.owned else 0,
+            self._net,
         )
 
     def _example(self, task: Task) -> Update:

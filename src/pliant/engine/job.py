@@ -45,6 +45,8 @@ class Job:
     macs: tuple[float, ...]  # expected, of each step
     lr: float
     memory: Params
+    owned: int = 0  # samples that the device has
+    classes: tuple[int, ...] = ()  # of these samples
 
     @property
     def cost(self) -> float:
@@ -74,6 +76,8 @@ def sent(method: Method, net: Elastic, shared: Params, job: Job) -> Task:
         packed,
         extra,
         job.memory,
+        job.owned,
+        job.classes,
     )
 
 

@@ -37,7 +37,7 @@ class RoundRecord(Value, frozen=True, tag="round"):
     seconds: float  # virtual, at the close of the round
     tasks: int
     merged: int
-    ends: dict[str, int]  # how many tasks ended how
+    ends: dict[str, int]  # how many tasks ended how; the reasons of rejections are the tasks'
     samples: int
     steps: int
     macs: float
@@ -49,6 +49,7 @@ class RoundRecord(Value, frozen=True, tag="round"):
     joules: float
     loss: float | None = None  # mean over merged devices
     score: Score | None = None
+    narrow: Score | None = None  # without the filters that were never trained, if there are any
     digest: str | None = None  # of the network, where it was saved
 
     @property
@@ -65,13 +66,8 @@ class RoundRecord(Value, frozen=True, tag="round"):
 Record = TaskRecord | RoundRecord
 
 MERGED = ("finished", "partial")
-SUMS = ("tasks", "merged", "ends", "samples", "steps", "macs", "useful", "available") + (
-    "down",
-    "up",
-    "busy",
-    "joules",
-    "loss",
-)
+EXACT = ("tasks", "merged", "ends", "samples", "steps", "down", "up")
+CLOSE = ("macs", "useful", "available", "busy", "joules", "loss")
 
 
 def summed(number: int, seconds: float, tasks: list[TaskRecord]) -> RoundRecord:
@@ -83,7 +79,7 @@ def summed(number: int, seconds: float, tasks: list[TaskRecord]) -> RoundRecord:
         seconds=seconds,
         tasks=len(tasks),
         merged=len(merged),
-        ends=dict(sorted(Counter(task.end for task in tasks).items())),
+        ends=dict(sorted(Counter(task.end.partition(":")[0] for task in tasks).items())),
         samples=sum(task.samples for task in tasks),
         steps=sum(task.steps for task in tasks),
         macs=sum(task.macs for task in tasks),
@@ -133,10 +129,10 @@ def _check_round(total: RoundRecord, tasks: list[TaskRecord], number: int, clock
         _check_task(f"{where}, device {task.device}", task)
         _check_steps(f"{where}, device {task.device}", task, clock, total.seconds)
     wanted = summed(total.round, total.seconds, tasks)
-    for name in SUMS:
+    for name in (*EXACT, *CLOSE):
         left, right = getattr(total, name), getattr(wanted, name)
-        same = isclose(left, right, rel_tol=1e-12) if isinstance(right, float) else left == right
-        if not same:
+        is_close = name in CLOSE and None not in (left, right)
+        if not (isclose(left, right, rel_tol=1e-12) if is_close else left == right):
             raise ValueError(f"{where}: {name} is {left}, its tasks say {right}")
 
 

@@ -36,12 +36,19 @@ class ProcessCrew:
     """Processes, a folder in memory for what they all read, and a segment in it."""
 
     def __init__(self, setup: Callable[[], Any], perform: Callable[[Any, Params, Any], Any]):
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            # this is a worker that imports the user's script; multiprocessing would refuse later
+            raise RuntimeError(
+                'Expected the script to start its work under `if __name__ == "__main__":`, '
+                "because worker processes import it"
+            )
         functions = pickle.dumps((setup, perform), protocol=5)
         self._folder = TemporaryDirectory(
             prefix="pliant-", dir=memory_folder(), ignore_cleanup_errors=True
         )
         self._segment: Segment | None = None
         self._segments = 0
+        self._alive: set[Worker] = set()
         try:
             Path(self._folder.name, SETUP).write_bytes(functions)
         except BaseException:
@@ -59,7 +66,9 @@ class ProcessCrew:
         except BaseException:
             ours.close()
             raise
-        return Worker(process, ours)
+        worker = Worker(process, ours)
+        self._alive.add(worker)
+        return worker
 
     def share(self, shared: Params) -> None:
         parts = pieces(shared)
@@ -84,21 +93,24 @@ class ProcessCrew:
             yield by_link[link], _answer(by_link[link])
 
     def dismiss(self, workers: Collection[Worker]) -> None:
-        for worker in workers:
+        leaving = [worker for worker in workers if worker in self._alive]
+        for worker in leaving:
             worker.process.terminate()
-        for worker in workers:
+        for worker in leaving:
             worker.process.join(PATIENCE)
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
+            self._alive.discard(worker)
             worker.process.close()
             worker.link.close()
 
     def close(self) -> None:
         try:
+            self.dismiss(self._alive)  # an interrupt may have hidden some from the relay
+        finally:
             if self._segment is not None:
                 self._segment.close()
-        finally:
             self._folder.cleanup()
 
 

@@ -55,7 +55,7 @@ class Relay(Generic[H]):
         self._starting: set[H] = set()
         self._idle: list[H] = []
         self._busy: dict[H, int] = {}  # the number of the job
-        self._lost_starts = 0
+        self._lost_starts: list[str] = []  # in a row
         try:
             self._hire()
         except BaseException:
@@ -75,6 +75,7 @@ class Relay(Generic[H]):
         waiting = deque(order)
         results: dict[int, Any] = {}
         deaths = [0] * len(jobs)
+        self._lost_starts.clear()
         if jobs:
             self._crew.share(shared)
         try:
@@ -115,26 +116,29 @@ class Relay(Generic[H]):
             self._crew.close()
 
     def _hire(self) -> None:
-        for _ in range(self.count - len(self._starting) - len(self._idle) - len(self._busy)):
-            self._starting.add(self._crew.hire())
+        """Begin to replace who is missing; if none can start, the rest go on, or it is an error."""
+        missing = self.count - len(self._starting) - len(self._idle) - len(self._busy)
+        if len(self._lost_starts) < ATTEMPTS:
+            for _ in range(missing):
+                self._starting.add(self._crew.hire())
+        elif missing == self.count:
+            raise WorkerLost(
+                f"{len(self._lost_starts)} workers in a row ended while starting, at last by"
+                f" {self._lost_starts[-1]}"
+            )
 
     def _moved(self, worker: H, answer: Answer) -> int | None:
         """Note what a worker does now; return the number of the job it is done with."""
         if worker in self._starting:
             self._starting.remove(worker)
             if answer.kind == "ready":
-                self._lost_starts = 0
+                self._lost_starts.clear()
                 self._idle.append(worker)
                 return None
             self._crew.dismiss([worker])
             if answer.kind == "failed":
                 raise _annotated(answer, "the start of a worker")
-            self._lost_starts += 1
-            if self._lost_starts == ATTEMPTS:
-                raise WorkerLost(
-                    f"{ATTEMPTS} workers in a row ended while starting, at last by {answer.value};"
-                    ' does the script start its work under `if __name__ == "__main__":`?'
-                )
+            self._lost_starts.append(answer.value)
             return None
         number = self._busy.pop(worker, None)
         if answer.kind == "lost":

@@ -14,7 +14,7 @@ from pliant.data import Federated
 from pliant.devices import FULL, Choice, Fleet, Given, joules
 from pliant.devices.draws import FloatArray, IntArray
 from pliant.engine.agenda import Agenda
-from pliant.engine.evaluate import Evaluation, evaluate
+from pliant.engine.evaluate import Evaluation, Score, evaluate
 from pliant.engine.expected import Expected
 from pliant.engine.job import EXTRA, Job, Source, build_world, example_of, perform
 from pliant.engine.ledger import RoundRecord, TaskRecord, summed
@@ -24,10 +24,9 @@ from pliant.engine.select import Selection, selected
 from pliant.engine.store import Saved, Store, newest
 from pliant.engine.tasks import Tasks
 from pliant.engine.workers import AnyWorkers, Inline, Pool, opened
-from pliant.methods.base import Method, Place, State, Update
+from pliant.methods.base import Answering, Costing, Method, Narrow, Place, State, Update
 from pliant.methods.guard import Policy, admitted
 from pliant.nn.elastic import Elastic, elastic
-from pliant.nn.subnet import Subnet
 from pliant.params import Params, digest, nbytes, params_of
 from pliant.value import Count, Value
 
@@ -63,11 +62,20 @@ class _Run:
         self.size = nbytes(self.saved.state.params)
         self.expected = Expected(self.method, self.net)
 
-    def macs(self, subnet: Subnet) -> float:
+    def macs(self, row: int, place: Place, step: int) -> float:
         """Return MACs per sample of a training step; the full network's are known."""
+        if isinstance(self.method, Costing):
+            return self.method.macs(self.net, row, place, step)
+        subnet = self.method.subnet(self.net, row, place, step)
         if subnet is self.net.full:
             return self.full_macs
         return self.net.macs(subnet, training=True)
+
+    def beside(self) -> tuple[int, int]:
+        """Return the bytes that go down and up beside the network."""
+        method = self.method
+        up = method.answer_bytes(self.net) if isinstance(method, Answering) else 0
+        return nbytes(self.saved.state.sent), up
 
 
 def simulate(
@@ -130,8 +138,9 @@ def _rounds(
         total = summed(number, close, records)
         is_last = number + 1 == last
         if is_last or (number + 1) % run.setting.evaluation.every == 0:
-            score = evaluate(run.net.net, state.params, run.data, run.setting.evaluation)
-            total = msgspec.structs.replace(total, score=score)
+            total = msgspec.structs.replace(
+                total, score=_scored(run, state.params), narrow=_narrow(run, state)
+            )
         if is_last:
             total = msgspec.structs.replace(total, digest=digest(state.params))
         is_over = is_last or is_stopped()
@@ -142,6 +151,19 @@ def _rounds(
         if not is_over:
             agenda.add(close, "open")
         yield total
+
+
+def _scored(run: _Run, params: Params) -> Score:
+    return evaluate(run.net.net, params, run.data, run.setting.evaluation)
+
+
+def _narrow(run: _Run, state: State) -> Score | None:
+    """Score the network without the filters that no device has trained yet, if there are any."""
+    widest = run.method.widest(run.net, state) if isinstance(run.method, Narrow) else None
+    if widest is None:
+        return None
+    small = run.net.take(state.params, widest)
+    return _scored(run, run.net.embed(state.params, small, widest)[0])
 
 
 def _scheduled(run: _Run, number: int, now: float) -> tuple[Timetable, Tasks]:
@@ -158,21 +180,22 @@ def _scheduled(run: _Run, number: int, now: float) -> tuple[Timetable, Tasks]:
     sizes = _batch_sizes(run, devices)
     full = sizes * run.full_macs
     whole = np.full(len(devices), float(run.size))
-    tasks = Tasks(devices, full, whole, whole)
+    down, up = run.beside()
+    tasks = Tasks(devices, full, whole + down, whole + up)
     plan = method.plan(net)
     if plan.is_held and plan is not FULL:  # what is sent may be smaller: so is its transport
         moment = opening(run.fleet, tasks, seed=setting.seed, start=now)
         choice = plan.choose(moment)
         sent = _bytes(run, number, devices, choice.row)
-        tasks, plan = Tasks(devices, full, sent, sent), Given(moment, choice)
+        tasks, plan = Tasks(devices, full, sent + down, sent + up), Given(moment, choice)
     shown = {int(device): row for row, device in enumerate(devices)}
 
     def realised(which: IntArray, step: int, choice: Choice) -> FloatArray:
         costs = np.empty(len(which))
         for place, device in enumerate(which.tolist()):
             where = Place(setting.seed, number, device)
-            subnet = method.subnet(net, int(choice.row[place]), where, step)
-            costs[place] = sizes[shown[device], step] * run.macs(subnet)
+            each = run.macs(int(choice.row[place]), where, step)
+            costs[place] = sizes[shown[device], step] * each
         return costs
 
     table = timetable(
@@ -208,7 +231,8 @@ def _batch_sizes(run: _Run, devices: IntArray) -> FloatArray:
         whole, rest = divmod(samples, local.batch)
         rows.append(([local.batch] * whole + ([rest] if rest else [])) * local.epochs)
     longest = max(map(len, rows), default=1)  # nobody may be available
-    return np.array([row + [0] * (longest - len(row)) for row in rows], np.float64)
+    padded = [row + [0] * (longest - len(row)) for row in rows]
+    return np.array(padded, np.float64).reshape(len(rows), longest)
 
 
 def _trained(
@@ -226,11 +250,11 @@ def _trained(
             rows = tuple(table.row[place, :used].tolist())
             macs = tuple(table.planned[place, :used].tolist())
             where = Place(setting.seed, number, device)
-            jobs.append(Job(where, rows, macs, lr, run.saved.memory.get(device, {})))
+            memory = run.saved.memory.get(device, {})
+            jobs.append(Job(where, rows, macs, lr, memory, *_owned(run, device)))
             bounds.append((batches[place, :used].tolist(), most[place, :used].tolist()))
     shared = dict(run.saved.state.params)
-    for key, params in run.saved.state.extra.items():
-        shared |= {f"{EXTRA}{key}/{name}": tensor for name, tensor in params.items()}
+    shared |= {f"{EXTRA}{name}": tensor for name, tensor in run.saved.state.sent.items()}
     found = pool.run(jobs, shared, cost=lambda job: job.cost) if jobs else []
     manifests = {
         job.place.device: run.expected.manifest(shared, job, *bound)
@@ -238,6 +262,13 @@ def _trained(
     }
     replies = ((job.place.device, update) for job, update in zip(jobs, found, strict=True))
     return admitted(replies, manifests, setting.guard)
+
+
+def _owned(run: _Run, device: int) -> tuple[int, tuple[int, ...]]:
+    """Return how many samples a device has, and of which classes."""
+    share = run.data.devices[device % len(run.data)]
+    classes = np.unique(run.data.train.labels.numpy()[share])
+    return len(share), tuple(classes.tolist())
 
 
 def _recorded(

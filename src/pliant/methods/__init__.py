@@ -3,7 +3,30 @@
 from pliant.methods.base import Local as Local
 from pliant.methods.base import Method as Method
 from pliant.methods.base import Schedule as Schedule
+from pliant.methods.coherent import Coherent as Coherent
 from pliant.methods.distreal import Distreal as Distreal
+from pliant.methods.elfish import Elfish as Elfish
 from pliant.methods.fedavg import FedAvg as FedAvg
+from pliant.methods.feddropout import FedDropout as FedDropout
+from pliant.methods.fednova import FedNova as FedNova
+from pliant.methods.fedprox import FedProx as FedProx
+from pliant.methods.fedrolex import FedRolex as FedRolex
+from pliant.methods.fjord import Fjord as Fjord
+from pliant.methods.heterofl import HeteroFl as HeteroFl
+from pliant.methods.scaffold import Scaffold as Scaffold
+from pliant.methods.server import ServerAdam as ServerAdam
+from pliant.methods.server import ServerSgd as ServerSgd
 
-AnyMethod = FedAvg | Distreal
+AnyMethod = (
+    FedAvg
+    | FedProx
+    | FedNova
+    | Scaffold
+    | FedDropout
+    | HeteroFl
+    | Fjord
+    | FedRolex
+    | Elfish
+    | Distreal
+    | Coherent
+)

@@ -1,21 +1,23 @@
-"""What every federated method is made of: tasks, steps, updates, local training, merging."""
+"""What every federated method is made of: tasks, steps, updates, and training on a device."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor
 
 from pliant.devices import Plan
+from pliant.methods.average import add_mean as add_mean
 from pliant.nn.elastic import Elastic
 from pliant.nn.learner import Correction, Learner, Loss
 from pliant.nn.optimiser import Optimiser, Sgd
 from pliant.nn.subnet import Subnet
-from pliant.params import Params, shares, subtract
+from pliant.params import Params, subtract
 from pliant.rng import stream
 from pliant.value import Count, Fraction, Value
 
@@ -54,7 +56,7 @@ class Place:
     round: int
     device: int
 
-    def stream(self, *address: str | int) -> Any:
+    def stream(self, *address: str | int) -> np.random.Generator:
         """Return the generator for this device in this round."""
         return stream(self.seed, *address, self.round, self.device)
 
@@ -69,6 +71,8 @@ class Task:
     subnet: Subnet | None = None  # the packed sub-network
     extra: Params = field(default_factory=dict)  # sent too
     memory: Params = field(default_factory=dict)  # kept on the device since its last round
+    owned: int = 0  # samples that the device has
+    classes: tuple[int, ...] = ()  # of these samples
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,9 @@ class Step:
     y: Tensor
     subnet: Subnet
     macs: float  # expected, as the device reports it
+
+
+Trained = tuple[tuple[Subnet, int], ...]  # subnets, and how many steps each of them had
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,11 @@ class Update:
     subnet: Subnet | None = None  # where a packed change belongs
     extra: Params = field(default_factory=dict)  # sent too
     memory: Params = field(default_factory=dict)  # kept on the device
+    owned: int = 0  # samples that the device has
+    trained: Trained = ()
+
+
+SENT = "sent"
 
 
 @dataclass(frozen=True)
@@ -102,6 +114,11 @@ class State:
 
     params: Params
     extra: Mapping[str, Params] = field(default_factory=dict)
+
+    @property
+    def sent(self) -> Params:
+        """Return the part of the memory that devices are sent beside the network."""
+        return self.extra.get(SENT, {})
 
 
 class Method(Protocol):
@@ -123,7 +140,38 @@ class Method(Protocol):
         """Train on a device."""
 
     def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
-        """Merge what came back into the network; updates are in the order of devices."""
+        """Merge what came back into the network, in whatever order it came."""
+
+
+# Verbs that only some methods need; an engine asks for them with `isinstance`.
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """A method whose devices send back more than their change."""
+
+    def answer_bytes(self, net: Elastic) -> int:
+        """Return how many bytes a device sends beside its change."""
+
+
+@runtime_checkable
+class Costing(Protocol):
+    """A method whose step is more than one pass of its subnet."""
+
+    def macs(self, net: Elastic, row: int, place: Place, step: int) -> float:
+        """Return the MACs per sample of a step, forward and backward."""
+
+
+@runtime_checkable
+class Narrow(Protocol):
+    """A method that may leave some filters untrained for ever."""
+
+    def widest(self, net: Elastic, state: State) -> Subnet | None:
+        """Return the filters that were trained at all; None if all were."""
+
+
+Advance = Callable[[Learner, Step], Tensor]  # train on one mini-batch and return the loss
+Corrector = Callable[[Learner], Correction]
 
 
 def local_training(
@@ -132,46 +180,62 @@ def local_training(
     steps: Iterable[Step],
     optimiser: Optimiser,
     *,
-    correct: Correction | None = None,
+    advance: Advance | None = None,
 ) -> Update:
     """Train what a device was sent on its mini-batches and return the change."""
-    learner = Learner(net, task.params, optimiser)
+    packed = task.subnet
+    params = task.params if packed is None else unpacked(net, task.params, packed)
+    learner = Learner(net, params, optimiser)
+    advance = advance or stepping(task)
+    trained: list[tuple[Subnet, int]] = []
     samples, count, macs, losses = 0, 0, 0.0, 0.0
     for step in steps:
-        learner.switch(step.subnet)
-        loss = learner.step(step.x, against(step.y), lr=task.lr, correct=correct)
+        losses += float(advance(learner, step))
         samples, count, macs = samples + len(step.y), count + 1, macs + step.macs
-        losses += float(loss)
+        if trained and trained[-1][0] is step.subnet:
+            trained[-1] = (step.subnet, trained[-1][1] + 1)
+        else:
+            trained.append((step.subnet, 1))
+    found = learner.params()
     return Update(
         task.place.device,
-        subtract(learner.params(), task.params),
+        subtract(found if packed is None else net.take(found, packed), task.params),
         samples,
         count,
         macs,
         losses / max(1, count),
+        packed,
+        owned=task.owned,
+        trained=tuple(trained),
     )
 
 
-def against(labels: Tensor) -> Loss:
+def stepping(
+    task: Task,
+    *,
+    against: Callable[[Tensor], Loss] | None = None,
+    correct: Corrector | None = None,
+) -> Advance:
+    """Return the plain step: the loss against the labels, its gradient corrected, one move."""
+    against = against or cross_entropy
+    made: list[Correction] = []  # one learner, one correction
+
+    def advance(learner: Learner, step: Step) -> Tensor:
+        if correct is not None and not made:
+            made.append(correct(learner))
+        learner.switch(step.subnet)
+        return learner.step(step.x, against(step.y), lr=task.lr, correct=made[0] if made else None)
+
+    return advance
+
+
+def cross_entropy(labels: Tensor) -> Loss:
     """Return the cross-entropy against these labels."""
     return lambda output: F.cross_entropy(output, labels)
 
 
-def add_mean(params: Params, updates: Sequence[Update], weights: Sequence[float]) -> Params:
-    """Add the weighted mean change, summed in float64 in the order of devices."""
-    if not updates:
-        return params
-    return {
-        name: _moved(tensor, [update.change[name] for update in updates], shares(weights))
-        for name, tensor in params.items()
-    }
-
-
-def _moved(tensor: Tensor, changes: Sequence[Tensor], parts: Sequence[float]) -> Tensor:
-    total = torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.device)
-    for change, part in zip(changes, parts, strict=True):
-        total.add_(change.to(torch.float64), alpha=part)
-    moved = tensor.to(torch.float64) + total
-    return (
-        moved.round().to(tensor.dtype) if not tensor.is_floating_point() else moved.to(tensor.dtype)
-    )
+def unpacked(net: Elastic, small: Params, subnet: Subnet) -> Params:
+    """Return full-size parameters that have a packed sub-network in its place, zeros elsewhere."""
+    named = (*net.net.named_parameters(), *net.net.named_buffers())
+    empty = {name: torch.zeros_like(tensor) for name, tensor in named if name in small}
+    return net.put(empty, small, subnet)

@@ -8,17 +8,24 @@ from collections.abc import Iterable, Sequence
 
 from pliant.devices import FULL, Plan
 from pliant.methods.base import Local, Place, State, Step, Task, Update, local_training
-from pliant.methods.robust import AnyMerge, Mean, merged
+from pliant.methods.merge import Weigh, weight_by
+from pliant.methods.robust import AnyMerge, Mean, merged_change
+from pliant.methods.server import Server, ServerSgd
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Subnet
 from pliant.value import Value
 
 
 class FedAvg(Value, frozen=True, tag="fedavg"):
-    """Train the full network on every device and average by samples."""
+    """Train the full network on every device and average by samples.
+
+    With a server optimiser it is FedAvgM (`ServerSgd(momentum=0.9)`) or FedAdam (`ServerAdam()`).
+    """
 
     local: Local = Local()
+    weigh: Weigh = "samples"
     merging: AnyMerge = Mean()
+    server: Server = ServerSgd()
 
     def plan(self, net: Elastic) -> Plan:
         return FULL
@@ -33,5 +40,7 @@ class FedAvg(Value, frozen=True, tag="fedavg"):
         return local_training(net, task, steps, self.local.optimiser)
 
     def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
-        weights = [update.samples for update in updates]
-        return State(merged(self.merging, state.params, updates, weights))
+        if not updates:
+            return state
+        change = merged_change(self.merging, net, state.params, updates, weight_by(self.weigh))
+        return self.server.step(net, state, change)

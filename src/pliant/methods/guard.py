@@ -17,6 +17,8 @@ from msgspec import Meta
 from torch import Tensor
 
 from pliant.methods.base import Update
+from pliant.nn.channels import count
+from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
 from pliant.value import Positive, Value
@@ -74,6 +76,8 @@ class Manifest:
     memory: Specs = field(default_factory=dict)
     subnet: Subnet | None = None  # what a packed change belongs to
     variances: Params = field(default_factory=dict)  # as sent; they must not fall below zero
+    owned: int = 0  # samples that the device has
+    net: Elastic | None = None  # of which sub-networks are trained; None: nothing is told of them
 
 
 def specs(params: Mapping[str, Tensor]) -> dict[str, Spec]:
@@ -145,6 +149,7 @@ def _problems(update: object, manifest: Manifest, policy: Policy) -> Iterator[st
         return
     yield from _claims(update, manifest)
     yield from _place(update.subnet, manifest.subnet)
+    yield from _trained(update, manifest.net)
     groups: tuple[tuple[str, object, Specs], ...] = (
         ("change", update.change, manifest.change),
         ("extra", update.extra, manifest.extra),
@@ -185,6 +190,8 @@ def _claims(update: Update, manifest: Manifest) -> Iterator[str]:
             f"MACs above 0 and up to {full} for {update.steps} mini-batches, "
             f"got {_shown(update.macs)}"
         )
+    if type(update.owned) is not int or update.owned != manifest.owned:
+        yield f"{manifest.owned} samples of its own, got {_shown(update.owned)}"
     loss = update.loss
     if loss is not None and not (type(loss) in (int, float) and abs(loss) < math.inf):
         yield f"a finite loss or none, got {_shown(loss)}"
@@ -205,6 +212,41 @@ def _place(given: object, wanted: Subnet | None) -> Iterator[str]:
         for mine, theirs in zip(given.masks, wanted.masks, strict=True)
     ):
         yield "the sub-network that it was sent, got one with other filters"
+
+
+def _trained(update: Update, net: Elastic | None) -> Iterator[str]:
+    """Find out whether the sub-networks that were trained could be, and make up all steps."""
+    if type(update.trained) is not tuple or (net is None and update.trained):
+        yield f"what was trained as a tuple of sub-networks, got {_kind(update.trained)}"
+        return
+    if net is None:
+        return
+    total = 0
+    for pair in update.trained:
+        if type(pair) is not tuple or len(pair) != 2 or type(pair[1]) is not int or pair[1] < 1:
+            yield "what was trained as sub-networks with their steps, got something else"
+        elif not _belongs(pair[0], net):
+            yield "sub-networks of this network that were trained, got another"
+        total += pair[1]
+    if total != update.steps:
+        yield f"sub-networks for {update.steps} steps, got them for {_shown(total)}"
+
+
+def _belongs(subnet: object, net: Elastic) -> bool:
+    """Tell whether a subnet could have been drawn from a network."""
+    if type(subnet) is not Subnet or type(subnet.masks) is not tuple:
+        return False
+    masks = subnet.masks
+    return (
+        subnet.network == net.fingerprint
+        and all(type(mask) is np.ndarray and mask.dtype == np.bool_ for mask in masks)
+        and [mask.shape for mask in masks] == [(size,) for size in net.sizes]
+        and all(mask.any() for mask in masks)
+        and all(count(pieces, masks) for pieces in net.plan.fragile)
+        and type(subnet.scales) is tuple
+        and len(subnet.scales) == len(masks)
+        and all(type(scale) is float and 0 < scale < math.inf for scale in subnet.scales)
+    )
 
 
 def _names(group: str, given: object, wanted: Specs) -> Iterator[str]:

@@ -15,8 +15,8 @@ from pliant.params import Params, clone
 
 Loss = Callable[[Any], Tensor]  # of the network's output
 # What a method does to a gradient (a proximal term, a control variate): gradients and parameters
-# as they lie on the shelves, and what the subnet took from each.
-Correction = Callable[[list[Tensor], list[Tensor], list[Cut]], list[Tensor]]
+# of the subnet in use, as they lie on the shelves.
+Correction = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 
 
 class Learner:
@@ -103,7 +103,7 @@ class Learner:
         value, grads = self.gradients(inputs, loss)
         if correct is not None:
             with torch.no_grad():
-                grads = correct(grads, self._small, self._cuts)
+                grads = correct(grads, self._small)
         self.descend(grads, lr=lr)
         return value
 

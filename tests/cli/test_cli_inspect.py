@@ -1,0 +1,59 @@
+"""`pliant inspect`, `pliant compare` and `pliant bench` on the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pliant.cli import main
+
+OWN = """
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2))
+
+def number():
+    return 3
+"""
+
+
+def test_inspect_shows_sites_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "femnist_cnn"]) == 0
+    told = capsys.readouterr().out
+    assert "MACs per sample at rate 0.0: 4,015,616 (1.000)" in told
+    assert "MACs per sample at rate 0.5: 1,196,544 (0.298)" in told
+    assert "no value had to be made dense" in told
+
+
+def test_inspect_takes_a_network_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine.py").write_text(OWN)
+    assert main(["inspect", f"{tmp_path}/mine.py:build", "--shape", "3,8,8", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["sites"] == [{"layers": ["0"], "filters": 8, "macs": 7776, "feeds": ["3"]}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspect", "nothing"], "Expected one of"),
+        (["inspect", "nowhere.py:build"], "nowhere.py: no such file"),
+        (["inspect", "no.such.module:build"], "Expected a module or a file.py"),
+        (["inspect", "pliant.nn.models:nothing"], "Expected a function 'nothing'"),
+        (["inspect", "resnet20", "--shape", "3,x"], "Expected a shape like 3,32,32"),
+        (["inspect", "pliant.nn.models:resnet20"], "Expected --shape"),
+        (["bench", "elastic", "nothing"], "Expected one of"),
+        (["compare", "nowhere.toml"], "nowhere.toml"),
+        (["compare", "nowhere.toml", "--target", "2"], "Expected a target accuracy"),
+    ],
+)
+def test_wrong_words_get_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1

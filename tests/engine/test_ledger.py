@@ -1,0 +1,148 @@
+import msgspec
+import pytest
+
+from pliant.engine.ledger import RoundRecord, TaskRecord, check, summed
+
+CHANGED = msgspec.structs.replace
+
+# two seconds of a device that does 10 MACs a second: two mini-batches, and a third broken off
+PARTIAL = TaskRecord(
+    round=0,
+    device=3,
+    end="partial",
+    samples=16,
+    steps=2,
+    macs=18.0,
+    useful=16.0,
+    available=20.0,
+    down=100,
+    up=100,
+    seconds=1.8,
+    joules=2.0,
+    loss=0.5,
+    starts=(0.2, 1.0, 1.8),
+    ends=(1.0, 1.8),
+    rows=(4, 5, 4),
+)
+FINISHED = CHANGED(
+    PARTIAL,
+    device=5,
+    end="finished",
+    macs=16.0,
+    seconds=1.6,
+    starts=(0.2, 1.0),
+    ends=(1.0, 1.8),
+    rows=(4, 4),
+    loss=0.7,
+)
+LATE = CHANGED(PARTIAL, device=8, end="late", samples=0, steps=0, useful=0.0, up=0, loss=None)
+TASKS = [PARTIAL, FINISHED, LATE]
+RECORDS = [*TASKS, summed(0, 2.0, TASKS)]
+
+
+def later(number, seconds):
+    tasks = [CHANGED(task, round=number) for task in TASKS]
+    return [*tasks, summed(number, seconds, tasks)]
+
+
+def test_a_round_is_the_sum_of_its_tasks():
+    total = summed(0, 2.0, TASKS)
+    assert total == RoundRecord(
+        round=0,
+        seconds=2.0,
+        tasks=3,
+        merged=2,
+        ends={"finished": 1, "late": 1, "partial": 1},
+        samples=32,
+        steps=4,
+        macs=52.0,
+        useful=32.0,
+        available=60.0,
+        down=300,
+        up=200,
+        busy=1.8 + 1.6 + 1.8,
+        joules=6.0,
+        loss=0.6,
+    )
+    assert total.utilisation == 32 / 60
+    assert total.accuracy is None
+    assert summed(1, 3.0, []).utilisation == 0.0
+
+
+def test_right_records_pass():
+    assert check([]) == 0
+    assert check(RECORDS) == 1
+    assert check([*RECORDS, *later(1, 4.0), summed(2, 4.0, [])]) == 3
+
+
+@pytest.mark.parametrize(
+    ("place", "field", "value"),
+    [
+        (0, "round", 1),
+        (0, "device", 5),
+        (0, "device", -2),
+        (0, "end", "finished"),
+        (2, "end", "dropped"),
+        (2, "end", "partial"),
+        (0, "samples", 15),
+        (2, "samples", 1),
+        (0, "steps", 1),
+        (0, "macs", 17.9),
+        (0, "macs", 21.0),
+        (0, "useful", 15.0),
+        (0, "useful", 19.0),
+        (2, "useful", 1.0),
+        (0, "available", 21.0),
+        (0, "down", 99),
+        (0, "up", 101),
+        (0, "seconds", 1.7),
+        (1, "seconds", 1.7),
+        (0, "joules", 2.1),
+        (0, "loss", 0.4),
+        (0, "starts", (0.2, 1.1, 1.8)),
+        (0, "starts", (0.2, 1.0)),
+        (1, "starts", (0.1, 1.0)),
+        (0, "ends", (1.0, 1.7)),
+        (1, "ends", (1.0, 2.1)),
+        (1, "ends", (1.0,)),
+        (0, "rows", (4, 5)),
+        (3, "round", 1),
+        (3, "seconds", 1.7),
+        (3, "seconds", -1.0),
+        (3, "tasks", 2),
+        (3, "merged", 3),
+        (3, "ends", {"finished": 2, "late": 1}),
+        (3, "samples", 31),
+        (3, "steps", 5),
+        (3, "macs", 52.001),
+        (3, "useful", 31.0),
+        (3, "available", 59.0),
+        (3, "down", 301),
+        (3, "up", 201),
+        (3, "busy", 5.0),
+        (3, "joules", 6.1),
+        (3, "loss", None),
+    ],
+)
+def test_records_that_were_changed_are_refused(place, field, value):
+    changed = list(RECORDS)
+    changed[place] = CHANGED(changed[place], **{field: value})
+    with pytest.raises(ValueError, match="round"):
+        check(changed)
+
+
+def test_records_that_are_missing_doubled_or_out_of_order_are_refused():
+    second = later(1, 4.0)
+    for wrong in (
+        [*TASKS],
+        RECORDS[1:],
+        [RECORDS[0], *RECORDS],
+        [RECORDS[3], *RECORDS[:3]],
+        [*RECORDS, RECORDS[3]],
+        second,
+        [*RECORDS, *later(2, 4.0)],
+        [*RECORDS, *later(1, 1.9)],
+        [*second, *RECORDS],
+    ):
+        with pytest.raises(ValueError, match="round"):
+            check(wrong)
