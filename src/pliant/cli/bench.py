@@ -44,6 +44,36 @@ def elastic(*networks: str, seconds: float = 20.0, memory: bool = True, json: bo
         sys.stdout.flush()
 
 
+@app.command
+def engine(*, json: bool = False) -> int:
+    """Measure what the engine costs beside training, each against its limit; 1 if one is missed.
+
+    Example: pliant bench engine --json
+
+    Parameters
+    ----------
+    json
+        JSON lines instead of a table.
+    """
+    import msgspec
+
+    from pliant.cli import bench_engine
+
+    is_met = True
+    for found in bench_engine.measure():
+        is_met = is_met and found.is_met
+        if json:
+            plain = msgspec.to_builtins(found) | {"is_met": found.is_met}
+            line = msgspec.json.encode(plain).decode()
+        else:
+            limit = "" if found.limit is None else f"  (limit {found.limit:g})"
+            missed = "" if found.is_met else "  MISSED"
+            line = f"{found.what:52} {found.value:9.3f} {found.unit:3}{limit}{missed}"
+        sys.stdout.write(line.rstrip() + "\n")
+        sys.stdout.flush()
+    return 0 if is_met else 1
+
+
 def _table(found: "Measured", peaks: dict[str, float]) -> str:
     rows = [f"{found.network}: {found.macs / 1e6:.2f} M MACs, batch 32, {platform.processor()}"]
     rows += [f"  {name:44} {value:9.2f} ms" for name, value in found.milliseconds.items()]

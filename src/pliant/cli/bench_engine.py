@@ -1,0 +1,262 @@
+"""`pliant bench engine`: what the engine costs beside the training that it manages."""
+
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import nn
+
+from pliant.cli.bench_bare import BATCH, LR, BareLoop
+from pliant.data import Federated, Iid, Images
+from pliant.data.federated import Source
+from pliant.devices import FULL, Changing, Fleet, PerBatch, Plan, Rows
+from pliant.engine.evaluate import Evaluation
+from pliant.engine.ledger import RoundRecord
+from pliant.engine.rules import Rules
+from pliant.engine.schedule import timetable
+from pliant.engine.simulate import Setting, simulate
+from pliant.engine.tasks import tasks
+from pliant.engine.workers import AnyWorkers, Inline, Processes, cores
+from pliant.methods import FedAvg, Local
+from pliant.methods.base import Method, Place, State, Step, Task, Update
+from pliant.nn.elastic import Elastic
+from pliant.nn.models import digits_cnn, femnist_cnn
+from pliant.nn.optimiser import Sgd
+from pliant.nn.subnet import Subnet
+from pliant.value import Value
+
+PER_ROUND = 10
+SPEED = Changing(low=0.5, high=1.0, per_round=1.0)
+
+
+class Measured(Value, frozen=True):
+    """One number and the limit that it must not exceed."""
+
+    what: str
+    value: float
+    unit: str = ""
+    limit: float | None = None  # None: for comparison only
+
+    @property
+    def is_met(self) -> bool:
+        """Tell whether the value is within its limit."""
+        return self.limit is None or self.value <= self.limit
+
+
+class Nothing(Value, frozen=True):
+    """A method that trains nothing: what is left is the engine."""
+
+    local: Local = Local()
+
+    def plan(self, net: Elastic) -> Plan:
+        return FULL
+
+    def subnet(self, net: Elastic, row: int, place: Place, step: int) -> Subnet:
+        return net.full
+
+    def sends(self, net: Elastic, row: int, place: Place) -> Subnet | None:
+        return None
+
+    def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
+        still = {name: torch.zeros_like(tensor) for name, tensor in task.params.items()}
+        return Update(task.place.device, still, 1, 1, 1.0, 0.0, trained=((net.full, 1),))
+
+    def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
+        return state
+
+
+def digits_like(samples: int = 320) -> tuple[nn.Module, Federated]:
+    """Make a small network and random grey images on 100 devices."""
+    return digits_cnn(), _random(samples, 1, 28)
+
+
+def cifar_like() -> tuple[nn.Module, Federated]:
+    """Make two convolutions and two linear layers, and 500 random images on each of 100 devices."""
+    return femnist_cnn(10, channels=3, side=32), _random(500, 3, 32)
+
+
+def _random(samples: int, channels: int, side: int) -> Federated:
+    draws = torch.Generator().manual_seed(0)
+
+    def images(count: int) -> Images:
+        shape = (count, channels, side, side)
+        pixels = torch.randint(0, 256, shape, generator=draws, dtype=torch.uint8)
+        return Images.from_tensors(pixels, torch.arange(count) % 10)
+
+    return Source(images(100 * samples + 10), images(100)).share(Iid(), 100, proxy=10)
+
+
+def running(
+    method: Method,
+    make: Callable[[], tuple[nn.Module, Federated]],
+    *,
+    rounds: int,
+    size: int = 100,
+    folder: Path | None = None,
+    workers: AnyWorkers | None = None,
+) -> Iterator[RoundRecord]:
+    """Begin a run that is evaluated only at its end."""
+    never = Evaluation(every=10**9)
+    rules = Rules(late="partial")  # so that every device has something to send
+    setting = Setting(rounds=rounds, per_round=PER_ROUND, rules=rules, evaluation=never)
+    net, data = make()
+    fleet = Fleet(size=size, speed=SPEED) if isinstance(method, Nothing) else Fleet(size=size)
+    return simulate(
+        method,
+        net,
+        data,
+        fleet,
+        setting=setting,
+        workers=workers or Inline(),
+        folder=folder,
+        source=make,
+    )
+
+
+def measure() -> Iterator[Measured]:
+    """Measure one thing after another."""
+    torch.set_num_threads(1)
+    yield from empty_rounds()
+    yield from training()
+    yield from start_up()
+    yield from fleets()
+    yield from growth()
+    yield from timetables()
+
+
+def empty_rounds(rounds: int = 200) -> Iterator[Measured]:
+    """Time rounds of a method that trains nothing, with their records and without."""
+    with tempfile.TemporaryDirectory() as name:
+        kinds = {
+            "in memory": running(Nothing(), digits_like, rounds=rounds + 9),
+            "to disk": running(Nothing(), digits_like, rounds=rounds + 9, folder=Path(name, "run")),
+        }
+        times = _interleaved({kind: partial(next, it) for kind, it in kinds.items()}, rounds)
+        for records in kinds.values():
+            _close(records)
+    yield Measured("round of 10 devices that train nothing", 1e3 * times["in memory"], "ms", 5.0)
+    yield Measured("the same, records and checkpoints on disk", 1e3 * times["to disk"], "ms", 5.0)
+
+
+def training(rounds: int = 8) -> Iterator[Measured]:
+    """Time FedAvg against a bare loop of PyTorch with as many worker processes."""
+    count = cores()
+    method = FedAvg(Local(Sgd(lr=LR), BATCH))
+    records = running(method, cifar_like, rounds=rounds + 9, workers=Processes(count))
+    with BareLoop(cifar_like, count) as bare:
+        times = _interleaved(
+            {
+                "engine": partial(next, records),
+                "bare": partial(bare.round, PER_ROUND, channels_last=False),
+                "bare, last": partial(bare.round, PER_ROUND, channels_last=True),
+            },
+            rounds,
+        )
+        _close(records)
+    yield Measured("FedAvg, 10 of 100 devices with 500 images: a round", times["engine"], "s")
+    yield Measured("  bare PyTorch loop", times["bare"], "s")
+    yield Measured("  engine / bare loop", times["engine"] / times["bare"], "", 1.05)
+    yield Measured("  engine / bare loop in channels-last", times["engine"] / times["bare, last"])
+
+
+def start_up() -> Iterator[Measured]:
+    """Time the way to the first round in a process that has only imported pliant."""
+    yield Measured("start-up after imports, inline", _apart(_first, Inline()), "s", 3.0)
+    yield Measured(
+        "start-up with worker processes, their imports too", _apart(_first, Processes()), "s"
+    )
+
+
+def fleets(rounds: int = 200) -> Iterator[Measured]:
+    """Compare a fleet of a million devices with one of a thousand."""
+    sizes = (1_000, 1_000_000)
+    kinds = {
+        str(size): running(Nothing(), digits_like, rounds=rounds + 9, size=size) for size in sizes
+    }
+    times = _interleaved({size: partial(next, it) for size, it in kinds.items()}, rounds)
+    for records in kinds.values():
+        _close(records)
+    memory = [_apart(_peak, size) for size in sizes]
+    yield Measured("1,000,000 / 1,000 devices, time", times["1000000"] / times["1000"], "", 1.1)
+    yield Measured("1,000,000 / 1,000 devices, memory", memory[1] / memory[0], "", 1.1)
+
+
+def growth() -> Iterator[Measured]:
+    """Measure how memory grows over a thousand rounds of training."""
+    yield Measured("memory at round 1,000 / round 50", _apart(_grown, 1000), "", 1.05)
+
+
+def timetables() -> Iterator[Measured]:
+    """Time the timetable of a large round."""
+    fleet = Fleet(size=10_000, speed=Changing(per_round=4.0))
+    plan = PerBatch(Rows(tuple(np.linspace(0.1, 1.0, 64).tolist())))
+    work = tasks(np.arange(10_000), batches=16, full=10.0)
+    times = _interleaved({"table": lambda: timetable(fleet, plan, work)}, 5)
+    yield Measured("timetable of 10,000 devices x 16 mini-batches", times["table"], "s", 1.0)
+
+
+def _interleaved(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return median seconds; unlike `timing.interleaved` it runs each a known number of times."""
+    found: dict[str, list[float]] = {name: [] for name in work}
+    for turn in range(rounds + 2):
+        for name, run in work.items():
+            begin = time.perf_counter()
+            run()
+            if turn >= 2:
+                found[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def _close(records: Any) -> None:
+    with closing(records):
+        pass
+
+
+def _apart(work: Callable[[Any], float], given: object) -> float:
+    """Return what a function finds in a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(work, given).result()
+
+
+def _first(workers: AnyWorkers) -> float:
+    # this module's imports are over: what follows is what every run has to do
+    torch.set_num_threads(1)
+    begin = time.perf_counter()
+    records = running(Nothing(), digits_like, rounds=9, workers=workers)
+    next(records)
+    found = time.perf_counter() - begin
+    _close(records)
+    return found
+
+
+def _peak(size: int) -> float:
+    torch.set_num_threads(1)
+    for _ in running(Nothing(), digits_like, rounds=100, size=size):
+        pass
+    return float(psutil.Process().memory_info().rss)
+
+
+def _grown(rounds: int) -> float:
+    torch.set_num_threads(1)
+    sizes = {}
+    method = FedAvg(Local(Sgd(lr=0.01), BATCH))
+    with tempfile.TemporaryDirectory() as name:
+        records = running(
+            method, partial(digits_like, 16), rounds=rounds, size=10_000, folder=Path(name, "run")
+        )
+        for record in records:
+            if record.round + 1 in (50, rounds):
+                gc.collect()
+                sizes[record.round + 1] = psutil.Process().memory_info().rss
+    return float(sizes[rounds] / sizes[50])
