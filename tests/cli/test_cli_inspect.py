@@ -41,7 +41,7 @@ def test_inspect_takes_a_network_of_ones_own(
     [
         (["inspect", "nothing"], "Expected one of"),
         (["inspect", "nowhere.py:build"], "nowhere.py: no such file"),
-        (["inspect", "no.such.module:build"], "Expected a module or a file.py"),
+        (["inspect", "no.such.module:build"], "Expected a module or a file ending in .py"),
         (["inspect", "pliant.nn.models:nothing"], "Expected a function 'nothing'"),
         (["inspect", "resnet20", "--shape", "3,x"], "Expected a shape like 3,32,32"),
         (["inspect", "pliant.nn.models:resnet20"], "Expected --shape"),

@@ -127,7 +127,7 @@ def timetable(
         busy=stop - clock.begin,
         spent=_first(log.macs, done) + _broken_off(path, log, done, stop),
         useful=_first(log.macs, used),
-        available=path.work(np.full(len(stop), verdict.close)),
+        available=path.work(np.maximum(stop, verdict.close)),  # a step may end in the rounding
         close=verdict.close,
     )
 

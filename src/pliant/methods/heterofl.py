@@ -93,7 +93,7 @@ def _held(net: Elastic, params: Params, update: Update) -> Params:
         for name in (weight, f"{weight.removesuffix('weight')}bias"):
             if name in cover:
                 rows = (-1, *[1] * (cover[name].ndim - 1))
-                cover[name] = cover[name] * update.extra["owned"].view(rows)
+                cover[name] = cover[name] * (update.extra["owned"] > 0).view(rows)
     return cover
 
 
