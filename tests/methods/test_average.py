@@ -22,7 +22,7 @@ class Changed:
 
 def changes(count):
     draws = torch.Generator().manual_seed(count)
-    return [Changed(d, {"w": torch.randn(5, generator=draws)}) for d in range(count)]
+    return [Changed(d, {"w": torch.randn(50, generator=draws).double()}) for d in range(count)]
 
 
 @given(WEIGHTS, st.floats(1e-6, 1e6))
@@ -48,10 +48,10 @@ def test_a_mean_on_paper():
 @given(WEIGHTS, st.randoms())
 def test_the_order_does_not_matter(weights, random):
     pairs = list(zip(changes(len(weights)), weights, strict=True))
-    wanted = add_mean({"w": torch.ones(5)}, changes(len(weights)), weights)
+    wanted = add_mean({"w": torch.ones(50).double()}, changes(len(weights)), weights)
     random.shuffle(pairs)
     updates, mixed = zip(*pairs, strict=True)
-    assert torch.equal(add_mean({"w": torch.ones(5)}, updates, mixed)["w"], wanted["w"])
+    assert torch.equal(add_mean({"w": torch.ones(50).double()}, updates, mixed)["w"], wanted["w"])
 
 
 def test_nothing_came_back():

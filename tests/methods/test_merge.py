@@ -71,6 +71,14 @@ def test_nobody_s_coordinate_stays_as_it_is():
     assert change["0.bias"].tolist() == [3.0, 3.0, 0.0, 0.0]
 
 
+def test_a_change_that_does_not_count_is_left_out():
+    def none(net, params, update):
+        return {name: 0.0 * tensor for name, tensor in params.items()}
+
+    change = mean_change(NET, PARAMS, [update(0, [])], weight_by("equal"), none)
+    assert all(not tensor.any() for tensor in change.values())
+
+
 def test_weights_are_by_samples_macs_or_equal():
     updates = [update(0, [], samples=3, macs=1.0, value=4.0), update(1, [], macs=7.0, value=0.0)]
     found = {

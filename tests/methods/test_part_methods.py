@@ -191,7 +191,7 @@ def distreal_answers(method, net, state):
 @pytest.mark.parametrize(
     ("merging", "wanted"),
     [  # the changes are (1, 0) and (-2, 2): the half's logit counts double
-        ("macs", [(2 * 1 + 3 * -2) / 5, 3 * 2 / 5]),
+        ("macs", [(1.5 * 1 + 3 * -2) / 4.5, 3 * 2 / 4.5]),  # the half's step costs a half
         ("samples", [(2 * 1 + 3 * -2) / 5, 3 * 2 / 5]),
         ("counts", [(1 - 2) / 2, 2 / 1.5]),  # b: trained in half of the steps of device 0
     ],

@@ -53,11 +53,10 @@ def answer(method, net, state, device, batches, *, row=0, rows=None, round=0, **
     """Return a device's update: batches are (x, y); rows are those of its steps."""
     rows = rows or [row] * len(batches)
     task = task_of(method, net, state, device, rows[0], round, **options)
-    share = net.macs(net.full, training=True)
-    steps = [
-        Step(x, y, method.subnet(net, row, task.place, number), share * len(y))
-        for number, ((x, y), row) in enumerate(zip(batches, rows, strict=bool(batches)))
-    ]
+    steps = []
+    for number, ((x, y), row) in enumerate(zip(batches, rows, strict=bool(batches))):
+        subnet = method.subnet(net, row, task.place, number)
+        steps.append(Step(x, y, subnet, len(y) * net.macs(subnet, training=True)))
     return method.train(net, task, steps)
 
 

@@ -104,13 +104,14 @@ def simulate(
     setting = setting or Setting()
     if rounds is not None:
         setting = msgspec.structs.replace(setting, rounds=rounds)
-    flexible = elastic(net, example_of(data))
     store = Store(folder) if folder is not None else None
     try:
         saved = (store.resume() if store else None) or Saved(0, 0.0, State(params_of(net)), {})
-        run = _Run(method, flexible, data, fleet, setting, saved)
         setup = partial(build_world, source or partial(_given, net, data), method)
         with opened(workers or Inline(), setup, perform) as pool:
+            # now, because meanwhile worker processes start
+            flexible = elastic(net, example_of(data))
+            run = _Run(method, flexible, data, fleet, setting, saved)
             yield from _rounds(run, pool, store, is_stopped)
     finally:
         if store:

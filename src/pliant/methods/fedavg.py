@@ -24,8 +24,7 @@ class FedAvg(Value, frozen=True, tag="fedavg"):
 
     local: Local = Local()
     weigh: Weigh = "samples"
-    merging: AnyMerge = Mean()
-    rule: AnyMerge = Mean()  # or one that lying devices cannot ruin
+    merging: AnyMerge = Mean()  # or one that lying devices cannot ruin
     server: Server = ServerSgd()
 
     def plan(self, net: Elastic) -> Plan:
