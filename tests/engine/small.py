@@ -84,7 +84,8 @@ class Nothing:
 
     def train(self, net, task, steps):
         still = {name: torch.zeros_like(tensor) for name, tensor in task.params.items()}
-        return Update(task.place.device, still, 1, 1, 1.0, 0.0, trained=((net.full, 1),))
+        device, trained = task.place.device, ((net.full, 1),)
+        return Update(device, still, 1, 1, 1.0, 0.0, owned=task.owned, trained=trained)
 
     def merge(self, net, state, updates):
         return state

@@ -13,7 +13,7 @@ from pliant.engine.evaluate import Evaluation
 from pliant.engine.ledger import TaskRecord, check
 from pliant.engine.rules import Rules
 from pliant.engine.simulate import simulate, trained
-from pliant.engine.workers import Cluster, Processes
+from pliant.engine.workers import Processes
 from pliant.methods import Distreal
 from pliant.params import digest, params_of
 
@@ -52,12 +52,6 @@ def workers_of_this():
         with suppress(psutil.Error):
             if "spawn_main" in " ".join(child.cmdline()):
                 yield child
-
-
-@pytest.mark.slow
-def test_ray_gives_the_result_of_inline(calm, tmp_path):
-    pytest.importorskip("ray")
-    assert run(DISTREAL, workers=Cluster(count=2), folder=tmp_path / "run") == calm[0]
 
 
 def test_another_seed_gives_another_result(calm):

@@ -101,3 +101,11 @@ def test_scaffold_refuses_steps_that_are_no_gradients(optimiser):
 def test_a_round_without_updates_changes_nothing(method):
     net = two_weights()
     assert weights(method.merge(net, start(net), [])) == [0.0, 0.0]
+
+
+def test_an_update_says_which_filters_had_how_many_steps():
+    net, method = two_weights(), FedAvg(PLAIN)
+    update = answer(method, net, start(net), 0, [pixel(2), pixel(1), pixel(0, 0, 3)], owned=5)
+    assert update.trained == ((net.full, 3),)
+    assert (update.steps, update.samples, update.owned) == (3, 5, 5)
+    assert update.macs == 5 * net.macs(net.full, training=True)
