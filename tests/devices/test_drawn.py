@@ -81,7 +81,7 @@ def test_the_state_carries_over_from_round_to_round():
 def test_a_range_upside_down_or_without_end_is_refused():
     with pytest.raises(ValueError, match=r"low <= high - in Changing, got low 1.0 and high 0.5"):
         Changing(low=1.0, high=0.5)
-    with pytest.raises(ValueError, match=r"a finite number - at `\\$.low` of Constant"):
+    with pytest.raises(ValueError, match=r"a finite number - at `\$.low` of Constant"):
         Constant(float("inf"))
     with pytest.raises(ValueError, match=r"at `\$.per_round` of Changing, got -1.0"):
         Changing(per_round=-1.0)
