@@ -61,6 +61,7 @@ class _Run:
         self.full_macs = self.net.macs(self.net.full, training=True)
         self.size = nbytes(self.saved.state.params)
         self.expected = Expected(self.method, self.net)
+        self.owned: dict[int, tuple[int, tuple[int, ...]]] = {}
         # asked once: a check against a protocol takes longer than all else in a step's cost
         self.costing = self.method if isinstance(self.method, Costing) else None
 
@@ -269,9 +270,12 @@ def _trained(
 
 def _owned(run: _Run, device: int) -> tuple[int, tuple[int, ...]]:
     """Return how many samples a device has, and of which classes."""
-    share = run.data.devices[device % len(run.data)]
-    classes = np.unique(run.data.train.labels.numpy()[share])
-    return len(share), tuple(classes.tolist())
+    number = device % len(run.data)
+    if number not in run.owned:
+        share = run.data.devices[number]
+        classes = np.unique(run.data.train.labels.numpy()[share])
+        run.owned[number] = len(share), tuple(classes.tolist())
+    return run.owned[number]
 
 
 def _recorded(
@@ -288,13 +292,13 @@ def _recorded(
     arrived = np.isfinite(table.arrival)
     up = np.where(arrived, tasks.up, 0.0)
     energy = joules(traits, table.spent, tasks.down + up)
+    # a device that does not count stops when the round closes, whatever it would have done
+    limit = np.where(table.used > 0, np.inf, table.close)[:, None]
+    begun = (table.start < limit).sum(axis=1).tolist()
+    ended = (np.isfinite(table.end) & (table.end <= limit)).sum(axis=1).tolist()
     found = []
     for place, device in enumerate(table.devices.tolist()):
         update, reason = back.get(device), refused.get(device)
-        # a device that does not count stops when the round closes, whatever it would have done
-        limit = np.inf if table.used[place] else table.close
-        begun = int((table.start[place] < limit).sum())
-        ended = table.end[place, :begun]
         found.append(
             TaskRecord(
                 round=number,
@@ -310,9 +314,9 @@ def _recorded(
                 seconds=float(table.busy[place]),
                 joules=float(energy[place]),
                 loss=update.loss if update else None,
-                starts=tuple(table.start[place, :begun].tolist()),
-                ends=tuple(ended[np.isfinite(ended) & (ended <= limit)].tolist()),
-                rows=tuple(table.row[place, :begun].tolist()),
+                starts=tuple(table.start[place, : begun[place]].tolist()),
+                ends=tuple(table.end[place, : ended[place]].tolist()),
+                rows=tuple(table.row[place, : begun[place]].tolist()),
             )
         )
     return found
