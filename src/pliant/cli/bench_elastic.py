@@ -37,7 +37,7 @@ class Measured(Value, frozen=True):
     ratios: dict[str, float]
 
 
-def measure(name: str, seconds: float, tell: Callable[[float], None] | None = None) -> Measured:
+def measure(name: str, seconds: float) -> Measured:
     """Time one bundled network."""
     torch.set_num_threads(1)
     with torch.random.fork_rng():
@@ -65,7 +65,7 @@ def measure(name: str, seconds: float, tell: Callable[[float], None] | None = No
         "same shape, channels last": plain(copy.deepcopy(narrow), last, labels),
         "drawing and switching": switching(Learner(flexible, params_of(net), Sgd(lr=0.01))),
     }
-    times = interleaved(work, seconds=seconds, tell=tell)
+    times = interleaved(work, seconds=seconds)
     ratios = {
         "elastic at 0 / plain": times["elastic at 0"] / times["plain"],
         "elastic at .25 / plain": times["elastic at .25"] / times["plain"],

@@ -1,30 +1,30 @@
 """Time things against one another: interleaved in one run, medians, one thread."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
 
+BURST = 0.05  # seconds in a row: short work is timed as in a loop, with warm caches
+
 
 def interleaved(
-    work: Mapping[str, Callable[[], object]],
-    *,
-    seconds: float,
-    least: int = 5,
-    tell: Callable[[float], None] | None = None,
+    work: Mapping[str, Callable[[], object]], *, seconds: float, least: int = 5
 ) -> dict[str, float]:
     """Return the median seconds of each piece of work, run in turn until the time is over."""
     for run in work.values():
         run()
+    many = {name: max(1, math.ceil(BURST / _timed(run, 1))) for name, run in work.items()}
     found: dict[str, list[float]] = {name: [] for name in work}
     begin = time.perf_counter()
-    while True:
+    while time.perf_counter() - begin < seconds or len(next(iter(found.values()))) < least:
         for name, run in work.items():
-            start = time.perf_counter()
-            run()
-            found[name].append(time.perf_counter() - start)
-        spent = time.perf_counter() - begin
-        rounds = len(next(iter(found.values())))
-        if tell is not None:
-            tell(min(1.0, spent / seconds, rounds / least) if rounds < least else spent / seconds)
-        if spent >= seconds and rounds >= least:
-            return {name: statistics.median(times) for name, times in found.items()}
+            found[name].append(_timed(run, many[name]) / many[name])
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def _timed(run: Callable[[], object], times: int) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        run()
+    return time.perf_counter() - start
