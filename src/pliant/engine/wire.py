@@ -10,15 +10,17 @@ import io
 import pickle
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 ALIGNMENT = 64
 
 Piece = bytes | memoryview
+T = TypeVar("T")
 
 
 def pieces(value: object) -> list[Piece]:
@@ -72,24 +74,30 @@ def _buffers(
         yield part
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
 def _reduced(tensor: Tensor) -> Any:
-    if (
-        tensor.layout is not torch.strided
-        or tensor.device.type != "cpu"
-        or tensor.requires_grad
-        or tensor.is_quantized
-        or tensor.is_conj()
-        or tensor.is_neg()
-    ):
+    if not _is_plain(tensor):
         ordinary: Any = tensor  # torch does not annotate this method
         return ordinary.__reduce_ex__(5)
-    order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
-    if not tensor.permute(order).is_contiguous():  # it has gaps or overlaps
-        tensor = tensor.contiguous()
-        order = list(range(tensor.ndim))
-    flat = tensor.permute(order).reshape(-1).view(torch.uint8)
+    flat = tensor
+    if not tensor.is_contiguous():
+        order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+        flat = tensor.permute(order)
+        if not flat.is_contiguous():  # it has gaps or overlaps
+            flat = tensor = tensor.contiguous()
+    raw = flat.view(-1).view(torch.uint8).numpy().data
     lying = (tensor.dtype, tuple(tensor.shape), tensor.stride())
-    return _restored, (pickle.PickleBuffer(flat.numpy().data), *lying)
+    return _restored, (pickle.PickleBuffer(raw), *lying)
 
 
 def _restored(
@@ -101,3 +109,48 @@ def _restored(
 
 
 _REDUCERS = copyreg.dispatch_table | {Tensor: _reduced}
+
+
+Block = Tensor | NDArray[Any]
+
+
+def copied(value: T) -> T:
+    """Return what `decoded(message(value))` returns, without the way through bytes."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(value)
+    file.seek(0)
+    found: T = _Unpickler(file, pickler.aside).load()
+    return found
+
+
+class _Pickler(pickle.Pickler):
+    """Pickle all but tensors and arrays, which are laid aside."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.aside: dict[int, Block] = {}
+
+    def persistent_id(self, value: object) -> int | None:
+        if type(value) is Tensor:
+            if not _is_plain(value):
+                return None
+        elif type(value) is not np.ndarray or value.dtype.hasobject:
+            return None
+        self.aside[id(value)] = value
+        return id(value)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, aside: dict[int, Block]) -> None:
+        super().__init__(file)
+        self._aside = aside
+        self._made: dict[int, Block] = {}
+
+    def persistent_load(self, number: int) -> Block:
+        if number not in self._made:  # what was one stays one
+            found = self._aside[number]
+            self._made[number] = (
+                found.clone() if isinstance(found, Tensor) else found.copy(order="K")
+            )
+        return self._made[number]

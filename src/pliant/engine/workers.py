@@ -6,10 +6,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
 
-from pliant.engine.wire import decoded, message
+from pliant.engine.wire import copied
 from pliant.params import Params
 from pliant.value import Count, Value
 
@@ -128,19 +127,15 @@ class _InlinePool:
         self.kind = kind
         self.count = 1
         self._world: Any = setup()
-        self._perform = perform
+        self._perform: Callable[[Any, Params, Any], Any] = perform
 
     def run(
         self, jobs: Sequence[J], shared: Params, *, cost: Callable[[J], float] | None = None
     ) -> list[R]:
-        sent = np.frombuffer(message(shared), np.uint8)
-        room = torch.empty(len(sent), dtype=torch.uint8).numpy()
-        results: list[R] = []
-        for job in jobs:
-            room[:] = sent
-            own = decoded(room, copies=False)
-            results.append(decoded(message(self._perform(self._world, own, decoded(message(job))))))
-        return results
+        return [
+            copied(self._perform(self._world, copied(shared), copied(job)))  # as when sent
+            for job in jobs
+        ]
 
     def close(self) -> None:
         self._world = None

@@ -281,13 +281,17 @@ def _oddity(tensor: Tensor) -> str | None:
         return "with a gradient to take"
     if tensor.is_conj() or tensor.is_neg():
         return "that is a view to be resolved"
-    order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
-    if not tensor.permute(order).is_contiguous():
+    if not tensor.is_contiguous() and not _is_dense(tensor):
         return f"with overlaps or gaps (strides {tensor.stride()})"
     end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
     if tensor.numel() and tensor.untyped_storage().nbytes() < end:
         return "without the memory behind it"
     return None
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+    return tensor.permute(order).is_contiguous()
 
 
 def _size(tensors: list[Tensor], slack: float) -> Iterator[str]:
@@ -313,7 +317,14 @@ def _values(group: str, params: Params, largest: float) -> Iterator[str]:
 
 def _length(params: Params) -> float:
     """Return the Euclidean norm in float64; it is finite only if every number is."""
-    norms = [torch.linalg.vector_norm(tensor.to(torch.float64)) for tensor in params.values()]
+    norms = [
+        torch.linalg.vector_norm(
+            tensor if tensor.is_floating_point() else tensor.to(torch.float64), dtype=torch.float64
+        )
+        for tensor in params.values()
+    ]
+    if len(norms) == 1:
+        return float(norms[0])
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 
