@@ -76,12 +76,12 @@ def test_the_command_line_overrides_the_file(spec):
         ("rounds", "Expected key=value, got 'rounds'"),
         ("=5", "Expected key=value, got '=5'"),
         ("rounds.deep=5", "Expected a table at 'rounds' of 'rounds.deep=5', found a value"),
-        ("rounds=0", r"digits.toml: Expected `int` >= 1 - at `\$.rounds`"),
-        ("rounds=many", r"digits.toml: Expected `int`, got `str` - at `\$.rounds`"),
-        ("rounnds=5", r"digits.toml: Object contains unknown field `rounnds`"),
-        ("method.mu=5", r"digits.toml: Object contains unknown field `mu` - at `\$.method`"),
-        ("method.type=fedbest", r"digits.toml: Invalid value 'fedbest' - at `\$.method.type`"),
-        ("workers.type=none", r"digits.toml: Invalid value 'none' - at `\$.workers.type`"),
+        ("rounds=0", r"digits.toml: Expected `int` >= 1 at `rounds`, got 0"),
+        ("rounds=many", r"digits.toml: Expected `int` at `rounds`, got 'many'"),
+        ("rounnds=5", r"digits.toml: unknown key `rounnds`; did you mean 'rounds'?"),
+        ("method.mu=5", r"digits.toml: unknown key `method.mu`; there are"),
+        ("method.type=fedbest", r"digits.toml: unknown `method.type` = 'fedbest'"),
+        ("workers.type=none", r"digits.toml: unknown `workers.type` = 'none'"),
     ],
 )
 def test_a_wrong_override_is_told_in_one_line(spec, override, message):
@@ -95,8 +95,8 @@ def test_a_wrong_override_is_told_in_one_line(spec, override, message):
     [
         (b"rounds = = 3", r"digits.toml: Invalid value \(at line 1, column 10\)"),
         (b"\xff\xfe", "digits.toml: expected a TOML file in UTF-8"),
-        (b"", "digits.toml: Object missing required field `method`"),
-        (b'[method]\ntype = "fedavg"\n', "digits.toml: Object missing required field `fleet`"),
+        (b"", "digits.toml: expected a key `method`, found none"),
+        (b'[method]\ntype = "fedavg"\n', "digits.toml: expected a key `fleet`, found none"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_line(spec, text, message):

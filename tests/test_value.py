@@ -24,7 +24,7 @@ class Run(Value, frozen=True):
 def test_a_wrong_number_is_refused_in_python_and_in_plain_data():
     with pytest.raises(ValueError, match=r"Expected `float` >= 0.0 - at `\$.mu` of Spring, got -1"):
         Spring(mu=-1.0)
-    with pytest.raises(ValueError, match=r"Expected `float` >= 0.0 - at `\$.mu`"):
+    with pytest.raises(ValueError, match=r"Expected `float` >= 0.0 at `mu`, got -1"):
         decode({"type": "spring", "mu": -1.0}, Spring)
 
 
@@ -50,17 +50,17 @@ def test_the_message_names_the_place_inside_a_sequence():
 
 
 def test_the_message_names_the_place_inside_another_value():
-    with pytest.raises(ValueError, match=r"Expected `int` >= 1 - at `\$.method.layer`"):
+    with pytest.raises(ValueError, match=r"Expected `int` >= 1 at `method.layer`"):
         decode({"method": {"type": "cut", "layer": 0}}, Run)
 
 
 def test_unknown_keys_are_errors():
-    with pytest.raises(ValueError, match="unknown field `mew`"):
+    with pytest.raises(ValueError, match="unknown key `mew`"):
         decode({"type": "spring", "mew": 0.1}, Spring)
 
 
 def test_an_unknown_kind_is_an_error():
-    with pytest.raises(ValueError, match=r"Invalid value 'sprung' - at `\$.method.type`"):
+    with pytest.raises(ValueError, match=r"unknown `method.type` = 'sprung'; did you mean 'spring'"):
         decode({"method": {"type": "sprung"}}, Run)
 
 

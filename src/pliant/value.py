@@ -7,6 +7,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from pliant.hints import explained
+
 NonNegative = Annotated[float, Meta(ge=0.0)]
 Positive = Annotated[float, Meta(gt=0.0)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -62,7 +64,7 @@ def decode(raw: Any, kind: type[V]) -> V:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(explained(str(error), raw, kind)) from None
 
 
 def encode(value: Any) -> Any:
