@@ -107,12 +107,7 @@ def run_all(
                 f"{place} holds another experiment of that name: choose another folder"
             )
     with opened(workers, _nothing, partial(_perform, folder)) as pool:
-        step = max(1, pool.count)
-        for start in range(0, len(waiting), step):
-            part = waiting[start : start + step]
-            pool.run(part, {})
-            for member in part:
-                tell(member)
+        pool.run(waiting, {}, tell=tell)
 
 
 def _nothing() -> None:
@@ -151,6 +146,7 @@ class Row:
     group: tuple[tuple[str, str], ...]
     seeds: int
     accuracy: tuple[float, float]  # mean and standard deviation
+    narrow: float | None  # mean accuracy without filters that nobody trained, if a run has such
     rounds_to: float | None  # to the target; None where a seed did not reach it
     seconds_to: float | None
     seconds: float
@@ -180,6 +176,7 @@ def _row(group: tuple[tuple[str, str], ...], runs: list[list[RoundRecord]], targ
         group,
         len(runs),
         (statistics.fmean(final), statistics.stdev(final) if len(final) > 1 else 0.0),
+        _narrow([run[-1] for run in runs]),
         statistics.fmean(hit.round + 1 for hit in hits) if whole else None,
         statistics.fmean(hit.seconds for hit in hits) if whole else None,
         statistics.fmean(run[-1].seconds for run in runs),
@@ -189,6 +186,13 @@ def _row(group: tuple[tuple[str, str], ...], runs: list[list[RoundRecord]], targ
         / sum(line.available for run in runs for line in run),
         1 - sum(line.merged for run in runs for line in run) / max(1, tasks),
     )
+
+
+def _narrow(last: list[RoundRecord]) -> float | None:
+    if all(line.narrow is None for line in last):
+        return None
+    scores = [line.narrow or line.score for line in last]
+    return statistics.fmean(score.accuracy for score in scores if score is not None)
 
 
 def _reached(run: list[RoundRecord], target: float) -> RoundRecord | None:

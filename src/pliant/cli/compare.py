@@ -61,16 +61,17 @@ def _table(rows: "list[Row]", target: float) -> str:
     names = [" ".join(value for _, value in row.group) for row in rows]
     width = max(map(len, names), default=0)
     head = (
-        f"{'':{width}}  {'accuracy':>15}  {f'rounds to {target:.0%}':>14}  {'seconds':>8}  "
+        f"{'':{width}}  {'accuracy':>15}  {'trained':>7}  {f'rounds to {target:.0%}':>14}  {'seconds':>8}  "
         f"{'GMACs':>9}  {'MB':>8}  {'used':>5}  {'lost':>5}"
     )
     lines = [head]
     for name, row in zip(names, rows, strict=True):
         mean, spread = row.accuracy
+        narrow = "" if row.narrow is None else f"{row.narrow:.2%}"
         rounds = "-" if row.rounds_to is None else f"{row.rounds_to:.1f}"
         seconds = "-" if row.seconds_to is None else f"{row.seconds_to:.1f}"
         lines.append(
-            f"{name:{width}}  {mean:7.2%} ± {spread:5.2%}  {rounds:>14}  {seconds:>8}  "
+            f"{name:{width}}  {mean:7.2%} ± {spread:5.2%}  {narrow:>7}  {rounds:>14}  {seconds:>8}  "
             f"{row.gigamacs:9.1f}  {row.megabytes:8.1f}  {row.utilisation:5.0%}  {row.lost:5.0%}"
         )
     return "\n".join(lines) + "\n"

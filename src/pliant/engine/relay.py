@@ -68,6 +68,7 @@ class Relay(Generic[H]):
         shared: Params,
         *,
         cost: Callable[[Any], float] | None = None,
+        tell: Callable[[Any], None] | None = None,
     ) -> list[Any]:
         order: Iterable[int] = range(len(jobs))
         if cost is not None:
@@ -91,6 +92,8 @@ class Relay(Generic[H]):
                         continue
                     if answer.kind == "done":
                         results[number] = answer.value
+                        if tell is not None:
+                            tell(jobs[number])
                     elif answer.kind == "failed":
                         raise _annotated(answer, _named(number, jobs))
                     else:

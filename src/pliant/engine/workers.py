@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from pliant.engine.wire import copied
+from pliant.engine.copies import copied
 from pliant.params import Params
 from pliant.value import Count, Value
 
@@ -67,8 +67,11 @@ class Pool(Protocol[J, R]):
         shared: Params,
         *,
         cost: Callable[[J], float] | None = None,
+        tell: Callable[[J], None] | None = None,
     ) -> list[R]:
         """Perform the jobs, the costliest first, and return their results in the order of jobs.
+
+        `tell` is called here with each job as it ends.
 
         An exception in a job is raised here, with the worker's traceback as a note. A job whose
         worker dies is performed again; the third death in a row raises `WorkerLost`.
@@ -130,12 +133,19 @@ class _InlinePool:
         self._perform: Callable[[Any, Params, Any], Any] = perform
 
     def run(
-        self, jobs: Sequence[J], shared: Params, *, cost: Callable[[J], float] | None = None
+        self,
+        jobs: Sequence[J],
+        shared: Params,
+        *,
+        cost: Callable[[J], float] | None = None,
+        tell: Callable[[J], None] | None = None,
     ) -> list[R]:
-        return [
-            copied(self._perform(self._world, copied(shared), copied(job)))  # as when sent
-            for job in jobs
-        ]
+        results = []
+        for job in jobs:
+            results.append(copied(self._perform(self._world, copied(shared), copied(job))))
+            if tell is not None:
+                tell(job)
+        return results
 
     def close(self) -> None:
         self._world = None
