@@ -17,7 +17,7 @@ import torch
 
 import pliant as pl
 from pliant.engine.evaluate import Evaluation, evaluate
-from pliant.methods.base import against
+from pliant.methods.base import cross_entropy
 from pliant.nn.statistics import Reestimated, Running
 from pliant.rng import number
 
@@ -36,7 +36,7 @@ def train(name: str, rate: float, lr: float, seed: int, given: argparse.Namespac
         now = lr * (1 + math.cos(math.pi * epoch / given.epochs)) / 2
         for x, y in pl.data.batches(data.train, data.devices[0], 32, seed, epoch):
             learner.switch(flexible.draw(rate, pl.stream(seed, "dropout", step), given.choice))
-            learner.step(x, against(y), lr=now)
+            learner.step(x, cross_entropy(y), lr=now)
             step += 1
         params = learner.params()
         score = evaluate(net, params, data, Evaluation(statistics=Reestimated()))

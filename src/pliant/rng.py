@@ -2,8 +2,11 @@
 
 from hashlib import blake2b
 from operator import index
+from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import NDArray
 
 Address = str | int
 
@@ -21,14 +24,22 @@ def stream(seed: int, *address: Address) -> np.random.Generator:
     >>> stream(0, "dropout", 3, 17).random() == a
     True
     """
-    return np.random.Generator(
-        np.random.Philox(key=np.frombuffer(_digest(seed, address), np.uint64))
-    )
+    return np.random.Generator(np.random.Philox(_Key(_digest(seed, address))))  # type: ignore[arg-type] # numpy takes any ISeedSequence
 
 
 def number(seed: int, *address: Address) -> int:
     """Return a 63-bit number for this address: a seed for what takes a seed of its own."""
     return int.from_bytes(_digest(seed, address)[:8], "little") >> 1
+
+
+class _Key(ISeedSequence):
+    """A seed that is a generator's key as it is: `Philox(key=…)` would ask the system for noise."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+        return np.frombuffer(self._key, dtype, n_words)
 
 
 def _digest(seed: int, address: tuple[Address, ...]) -> bytes:

@@ -97,3 +97,14 @@ def test_a_correction_is_added_to_the_gradient():
     _, kept = net.embed(start, net.take(start, subnet), subnet)
     for name in net.trained:
         torch.testing.assert_close(found[name], wanted[name] - 0.5 * kept[name])
+
+
+def test_a_working_set_of_the_same_shapes_is_filled_anew():
+    (net, _, one), (_, _, two) = made(), made()
+    for step in range(6):
+        subnet = net.draw(0.5, stream(0, step), "rounded")  # three of six filters, always
+        one.switch(subnet)
+        two.switch(net.full)  # of other shapes, so that nothing is left of the last working set
+        two.switch(subnet)
+        assert torch.equal(one.step(inputs(step), mean_square), two.step(inputs(step), mean_square))
+    assert same(one.params(), two.params())

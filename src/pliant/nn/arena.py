@@ -2,7 +2,8 @@
 
 Tensors whose kept entries come in runs of the same length (a 3x3 kernel, the pixels of a flattened
 channel, single numbers) share one flat tensor. Changing the subnet is then one gather and one
-scatter for each length instead of two for each parameter.
+scatter for each length instead of two for each parameter. What is kept is found for all shelves
+at once, and the shapes that follow are remembered: they often are those of the last subnet.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pliant.nn.channels import Drawn, Piece, Pieces, mask
-from pliant.nn.plan import Claim, Frame, Plan, form
+from pliant.nn.channels import Drawn, Piece, Pieces, mask, width
+from pliant.nn.plan import Claim, Frame, Plan, form, repeat
 from pliant.params import Params
 
 LARGE = 1 << 14  # numbers; a larger tensor has a shelf to itself, since copying it costs more
+REMEMBERED = 64  # subnets' shapes that a knife keeps: more than differ when sizes are rounded
+Shapes = tuple[tuple[int, ...], ...]
+Lane = tuple[Tensor, Tensor, int]  # rows of a full shelf, a subnet's rows of it, its number
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Cut:
     """What a subnet takes from a shelf: rows (None: all), and the shapes of its parts."""
 
     rows: Tensor | None
-    shapes: list[tuple[int, ...]]
+    shapes: Shapes
 
 
 class Switches:
@@ -81,14 +85,13 @@ class Form:
     last: int
     rest: int  # numbers in all dimensions that are never cut
 
-    def small(self, numbers: int, frame: Frame) -> tuple[int, ...]:
-        """Return the shape that so many numbers make."""
+    def small(self, numbers: int, outputs: int) -> tuple[int, ...]:
+        """Return the shape that so many numbers make, of so many outputs."""
         head, tail = self.shape[: self.last], self.shape[self.last + 1 :]
         if self.outputs is None:
             return (*head, numbers // self.rest, *tail)
-        count = frame.count(self.outputs)
-        head = (*head[: self.earlier], count, *head[self.earlier + 1 :])
-        return (*head, numbers // (self.rest * count), *tail)
+        head = (*head[: self.earlier], outputs, *head[self.earlier + 1 :])
+        return (*head, numbers // (self.rest * outputs), *tail)
 
 
 @dataclass(frozen=True)
@@ -97,23 +100,83 @@ class Shelf:
 
     names: tuple[str, ...]
     block: int
-    shapes: tuple[tuple[int, ...], ...]
-    forms: tuple[Form, ...]
-    left: NDArray[np.int64] | None  # for each row two bits that keep it; None: always whole
-    right: NDArray[np.int64] | None
-    begins: NDArray[np.int64]  # the first row of each tensor
+    shapes: Shapes
+    claims: tuple[Claim, ...]
+    is_cut: bool  # otherwise always whole
 
-    def cut(self, frame: Frame, bits: NDArray[np.bool_]) -> Cut:
-        """Work out what a subnet takes."""
-        if self.left is None or self.right is None:
-            return Cut(None, list(self.shapes))
-        kept = bits[self.left] & bits[self.right]
-        numbers = np.add.reduceat(kept, self.begins, dtype=np.int64).tolist()
-        shapes = [
-            made.small(number * self.block, frame)
-            for made, number in zip(self.forms, numbers, strict=True)
+
+class Knife:
+    """What each subnet takes from some shelves."""
+
+    def __init__(self, shelves: Sequence[Shelf], sizes: Sequence[int]) -> None:
+        self.shelves = shelves
+        self._switches = Switches(sizes)
+        forms = [
+            [_form(*pair) for pair in zip(shelf.shapes, shelf.claims, strict=True)]
+            if shelf.is_cut
+            else []
+            for shelf in shelves
         ]
-        return Cut(frame.index(np.flatnonzero(kept)), shapes)
+        outputs = [made.outputs for row in forms for made in row if made.outputs]
+        self._outputs = list(dict.fromkeys(outputs))
+        number = {pieces: place for place, pieces in enumerate(self._outputs)}
+        self._forms = [
+            [(made, number[made.outputs] if made.outputs else -1) for made in row] for row in forms
+        ]
+        pairs = [
+            _decided(self._switches, shape, claim)
+            for shelf in shelves
+            if shelf.is_cut
+            for shape, claim in zip(shelf.shapes, shelf.claims, strict=True)
+        ]
+        # how many outputs there are is counted with the rows, as if they were tensors
+        places = [self._switches.places(pieces, width(pieces)) for pieces in self._outputs]
+        pairs += [(place, place) for place in places]
+        empty = np.zeros(0, np.int64)
+        self._left = np.concatenate([empty, *(left for left, _ in pairs)])
+        self._right = np.concatenate([empty, *(right for _, right in pairs)])
+        self._bounds = np.cumsum([0, *(len(left) for left, _ in pairs)])
+        self._known: dict[bytes, tuple[Shapes, ...]] = {}
+
+    def cut(self, frame: Frame) -> list[Cut]:
+        """Work out what a subnet takes; shapes are one object while they stay the same."""
+        bits = self._switches.bits(frame)
+        kept = np.flatnonzero(bits.take(self._left) & bits.take(self._right))
+        ends = np.searchsorted(kept, self._bounds)
+        key = ends.tobytes()
+        shapes = self._known.get(key)
+        if shapes is None:
+            if len(self._known) == REMEMBERED:
+                self._known.clear()
+            shapes = self._known[key] = self._shapes(np.diff(ends).tolist())
+        found, tensor = [], 0
+        for shelf, small in zip(self.shelves, shapes, strict=True):
+            rows = None
+            if shelf.is_cut:
+                start, tensor = tensor, tensor + len(small)
+                if small != shelf.shapes:
+                    rows = frame.index(kept[ends[start] : ends[tensor]] - self._bounds[start])
+            found.append(Cut(rows, small))
+        return found
+
+    def _shapes(self, numbers: list[int]) -> tuple[Shapes, ...]:
+        counts = numbers[len(numbers) - len(self._outputs) :]
+        outputs = [
+            count * repeat(pieces) for pieces, count in zip(self._outputs, counts, strict=True)
+        ]
+        outputs.append(1)  # number -1: no outputs to know of
+        rows = iter(numbers)
+        return tuple(
+            tuple(made.small(next(rows) * shelf.block, outputs[place]) for made, place in forms)
+            if shelf.is_cut
+            else shelf.shapes
+            for shelf, forms in zip(self.shelves, self._forms, strict=True)
+        )
+
+
+def same_shapes(one: Cut, other: Cut) -> bool:
+    """Tell whether two cuts by one knife make the same shapes, at no cost; may miss some."""
+    return one.shapes is other.shapes
 
 
 def _form(shape: tuple[int, ...], claim: Claim) -> Form:
@@ -127,15 +190,21 @@ def _form(shape: tuple[int, ...], claim: Claim) -> Form:
 class Arena:
     """The layout of some of a network's tensors on shelves."""
 
-    def __init__(self, plan: Plan, params: Mapping[str, Tensor], switches: Switches) -> None:
+    def __init__(self, plan: Plan, params: Mapping[str, Tensor]) -> None:
         groups: dict[tuple[bool, int, str, torch.dtype], list[str]] = {}
         for name, tensor in params.items():
             last, block = form(plan.shapes[name], plan.claims[name])
             alone = name if prod(plan.shapes[name]) > LARGE else ""
             groups.setdefault((last >= 0, block, alone, tensor.dtype), []).append(name)
         self.shelves = [
-            _shelf(plan, group, block, switches if is_cut else None)
-            for (is_cut, block, _, _), group in groups.items()
+            Shelf(
+                tuple(names),
+                block,
+                tuple(plan.shapes[name] for name in names),
+                tuple(plan.claims[name] for name in names),
+                is_cut,
+            )
+            for (is_cut, block, _, _), names in groups.items()
         ]
         self.names = tuple(name for shelf in self.shelves for name in shelf.names)
 
@@ -152,25 +221,6 @@ class Arena:
         for shelf, flat in zip(self.shelves, flats, strict=True):
             found.update(zip(shelf.names, parts(flat, shelf.shapes), strict=True))
         return found
-
-    def cut(self, frame: Frame, bits: NDArray[np.bool_]) -> list[Cut]:
-        """Work out what a subnet takes from each shelf."""
-        if frame.subnet.is_full:
-            return [Cut(None, list(shelf.shapes)) for shelf in self.shelves]
-        return [shelf.cut(frame, bits) for shelf in self.shelves]
-
-
-def _shelf(plan: Plan, names: list[str], block: int, switches: Switches | None) -> Shelf:
-    shapes = tuple(plan.shapes[name] for name in names)
-    claims = tuple(plan.claims[name] for name in names)
-    rows = [prod(shape) // block for shape in shapes]
-    begins = np.cumsum([0, *rows])[:-1]
-    if switches is None:
-        return Shelf(tuple(names), block, shapes, (), None, None, begins)
-    pairs = [_decided(switches, shape, claim) for shape, claim in zip(shapes, claims, strict=True)]
-    left, right = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    forms = tuple(map(_form, shapes, claims))
-    return Shelf(tuple(names), block, shapes, forms, left, right, begins)
 
 
 def _decided(
@@ -190,6 +240,17 @@ def taken(flats: Sequence[Tensor], shelves: Sequence[Shelf], cuts: Sequence[Cut]
     return [
         flat if cut.rows is None else flat.view(-1, shelf.block).index_select(0, cut.rows).view(-1)
         for flat, shelf, cut in zip(flats, shelves, cuts, strict=True)
+    ]
+
+
+def lanes(
+    flats: Sequence[Tensor], smalls: Sequence[Tensor], shelves: Sequence[Shelf], first: int
+) -> list[Lane]:
+    """Pair full shelves, from number `first` on, with what a subnet has taken from them."""
+    return [
+        (flat.view(-1, shelf.block), small.view(-1, shelf.block), number)
+        for number, (flat, small) in enumerate(zip(flats, smalls, strict=True), first)
+        if small is not flat and (shelf := shelves[number])
     ]
 
 

@@ -65,6 +65,7 @@ class Elastic:
         self.fingerprint = _fingerprint(plan, self.sites)
         everything = tuple(np.ones(size, np.bool_) for size in self.sizes)
         self.full = Subnet(self.fingerprint, everything, (1.0,) * len(self.sizes))
+        self._last: tuple[Any, NDArray[np.float64], tuple[float, ...]] = (None, np.zeros(0), ())
         self.buffers = frozenset(name for name, _ in net.named_buffers())
         self.trained = frozenset(n for n, tensor in net.named_parameters() if tensor.requires_grad)
 
@@ -90,16 +91,27 @@ class Elastic:
 
     def draw(self, rates: Rates, rng: np.random.Generator, choice: Choice = "bernoulli") -> Subnet:
         """Draw filters at random: a coin for each, or a rounded number of them."""
-        keep = 1 - self.rates(rates)
+        keep, scales = self._keep(rates)
         choices.check(choice)
-        if (keep == 1).all():
+        if not scales:
             return self.full
         if choice == "bernoulli":
             masks = choices.coins(self.sizes, keep, rng)
         else:
             counts = choices.rounded(self.sizes, keep, choice, rng)
             masks = choices.drawn(self.sizes, counts, rng)
-        return self._subnet(masks, (1 / keep).tolist())
+        return self._subnet(masks, scales)
+
+    def _keep(self, rates: Rates) -> tuple[NDArray[np.float64], tuple[float, ...]]:
+        """Return shares to keep and factors, none where all is kept; remember the last rates."""
+        given = np.asarray(rates, np.float64)
+        key = given.shape, given.tobytes()
+        last = self._last
+        if key != last[0]:
+            keep = 1 - self.rates(given)
+            scales = () if (keep == 1).all() else tuple((1 / keep).tolist())
+            last = self._last = key, keep, scales
+        return last[1:]
 
     def first(self, rates: Rates, order: Order | None = None, *, scaled: bool = False) -> Subnet:
         """Keep the first filters of an order (their own, unless one is given), rounded up."""
@@ -113,7 +125,7 @@ class Elastic:
         counts = choices.ceiled(self.sizes, keep)
         sizes = zip(self.sizes, counts, strict=True)
         scales = [size / number if scaled else 1.0 for size, number in sizes]
-        return self._subnet(choices.first(counts, order), scales)
+        return self._subnet(choices.first(counts, order), tuple(scales))
 
     def order(self, rng: np.random.Generator) -> Order:
         """Draw a random order of every site's filters, to keep for a while."""
@@ -123,10 +135,10 @@ class Elastic:
         """Return the order of a window that begins at filter `shift` and goes round."""
         return choices.rolled(self.sizes, shift)
 
-    def _subnet(self, masks: list[NDArray[np.bool_]], scales: list[float]) -> Subnet:
+    def _subnet(self, masks: list[NDArray[np.bool_]], scales: tuple[float, ...]) -> Subnet:
         for pieces in self.plan.fragile:
             channels.mend(pieces, masks)
-        return Subnet(self.fingerprint, tuple(masks), tuple(scales))
+        return Subnet(self.fingerprint, tuple(masks), scales)
 
     # costs, per sample
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from pliant.nn import channels
+from pliant.nn import channels, response
 from pliant.nn.channels import Layout, Piece, Pieces
 from pliant.nn.lower import Builder, along, drawn
 from pliant.nn.plan import Bound, Environment, Frame
@@ -292,6 +292,8 @@ def local_response_norm(
 
     def run(environment: Environment, bound: Bound) -> Tensor:
         x = environment[slot]
+        if bound.answers[asked] is None:
+            return response.local_response_norm(x, size, alpha, beta, k)
         square = x.square()
         padded = F.pad(
             square, [0, 0] * (x.dim() - 2) + [0, 1]
@@ -306,8 +308,10 @@ def local_response_norm(
     return True
 
 
-def _neighbours(frame: Frame, pieces: Pieces, size: int) -> list[Tensor]:
+def _neighbours(frame: Frame, pieces: Pieces, size: int) -> list[Tensor] | None:
     kept = frame.kept(pieces)
+    if len(kept) == channels.width(pieces):
+        return None  # all are there
     place = np.full(channels.width(pieces) + 2 * size, len(kept))
     place[kept + size] = np.arange(len(kept))
     offsets = [o for o in range(-(size // 2), (size - 1) // 2 + 1) if o]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pliant.nn.arena import Arena, Cut, Switches, parts, put_back, taken
+from pliant.nn.arena import Arena, Cut, Knife, Lane, lanes, parts, put_back, same_shapes, taken
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimiser import Optimiser
 from pliant.nn.subnet import Subnet
@@ -46,14 +46,14 @@ class Learner:
         self.elastic = elastic
         self.optimiser = optimiser
         self.time = 0
-        self._switches = Switches(elastic.sizes)
         used = {n: params[n] for n in elastic.plan.claims if params[n].is_floating_point()}
         trained = {name: tensor for name, tensor in used.items() if name in elastic.trained}
         if not trained:
             raise ValueError("Expected a network with a parameter to train, found none")
         kept = {name: tensor for name, tensor in used.items() if name not in trained}
-        self._trained = Arena(elastic.plan, trained, self._switches)
-        self._kept = Arena(elastic.plan, kept, self._switches)
+        self._trained = Arena(elastic.plan, trained)
+        self._kept = Arena(elastic.plan, kept)
+        self._knife = Knife([*self._trained.shelves, *self._kept.shelves], elastic.sizes)
         packed = {*self._trained.names, *self._kept.names}
         self._others = clone({name: params[name] for name in params if name not in packed})
         self._weights = self._trained.packed(params)
@@ -63,6 +63,9 @@ class Learner:
         ]
         self._unread: list[int] = []
         self._subnet: Subnet | None = None
+        self._cuts: list[Cut] = []
+        self._kept_cuts: list[Cut] = []
+        self._lanes: list[Lane] = []
         self.switch(elastic.full)
 
     def switch(self, subnet: Subnet) -> None:
@@ -71,16 +74,33 @@ class Learner:
             return
         first = self._weights[0]
         bound = self.elastic.bind(subnet, first.device, first.dtype)
+        cuts = self._knife.cut(bound.frame)
         self._flush()
+        number, before = len(self._weights), [*self._cuts, *self._kept_cuts]
         self._subnet, self._bound = subnet, bound
-        frame = self._bound.frame
-        bits = self._switches.bits(frame)
-        self._cuts = self._trained.cut(frame, bits)
-        self._kept_cuts = self._kept.cut(frame, bits)
+        self._cuts, self._kept_cuts = cuts[:number], cuts[number:]
+        self._rows = {shelf: cut.rows for shelf, cut in enumerate(cuts) if cut.rows is not None}
+        if before and all(map(same_shapes, before, cuts)):
+            self._refill()
+        else:
+            self._lay()
+
+    @torch.no_grad()
+    def _refill(self) -> None:
+        """Copy the subnet into the working set of the last one, which has the same shapes."""
+        for full, small, shelf in self._lanes:
+            torch.index_select(full, 0, self._rows[shelf], out=small)
+
+    def _lay(self) -> None:
+        """Make a new working set."""
         shelves = self._trained.shelves
         self._small = taken(self._weights, shelves, self._cuts)
         self._state = [taken(memory, shelves, self._cuts) for memory in self._memory]
         self._seen = taken(self._statistics, self._kept.shelves, self._kept_cuts)
+        self._lanes = lanes(self._statistics, self._seen, self._knife.shelves, len(shelves))
+        full, small = [self._weights, *self._memory], [self._small, *self._state]
+        for flats, taken_out in zip(full, small, strict=True):
+            self._lanes += lanes(flats, taken_out, self._knife.shelves, 0)
         self._leaves = self._parts(self._small, self._cuts)
         buffers = self._parts(self._seen, self._kept_cuts)
         self._params = {
@@ -183,9 +203,5 @@ class Learner:
 
     @torch.no_grad()
     def _flush(self) -> None:
-        if self._subnet is None:
-            return
-        full, small = [self._weights, *self._memory], [self._small, *self._state]
-        for flats, taken_out in zip(full, small, strict=True):
-            put_back(flats, taken_out, self._trained.shelves, self._cuts)
-        put_back(self._statistics, self._seen, self._kept.shelves, self._kept_cuts)
+        for full, small, shelf in self._lanes:
+            full.index_copy_(0, self._rows[shelf], small)

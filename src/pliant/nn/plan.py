@@ -171,7 +171,7 @@ def form(shape: tuple[int, ...], claim: Claim) -> tuple[int, int]:
     last = max((dim for dim, pieces in enumerate(claim) if pieces is not None), default=-1)
     if last < 0:
         return last, 1
-    return last, prod(shape[last + 1 :]) * _repeat(claim[last])
+    return last, prod(shape[last + 1 :]) * repeat(claim[last])
 
 
 def rows_of(
@@ -188,14 +188,15 @@ def rows_of(
         else:
             places = frame.kept(pieces)
             small[dim] = len(places)
-        if dim == last and (together := _repeat(pieces)) > 1:
+        if dim == last and (together := repeat(pieces)) > 1:
             places, size = places[::together] // together, size // together
         rows = places if rows is None else (rows[:, None] * size + places).ravel()
     assert rows is not None
     return rows, tuple(small)
 
 
-def _repeat(pieces: Pieces | None) -> int:
+def repeat(pieces: Pieces | None) -> int:
+    """Return how many neighbours each channel stands for, 1 where that differs."""
     repeats = {piece.repeat for piece in pieces or ()}
     return repeats.pop() if len(repeats) == 1 else 1
 

@@ -9,6 +9,8 @@ order", and differ in n and in the order.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 from math import perm
 from typing import Literal, get_args
 
@@ -47,29 +49,37 @@ def check(choice: Choice) -> None:
         raise ValueError(f"Expected a choice of {', '.join(get_args(Choice))}, got {choice!r}")
 
 
+@lru_cache(maxsize=64)
+def _lying(sizes: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64], list[slice]]:
+    """Return for filters that lie end to end: whose they are, their number, and each site's part.
+
+    This is asked before every mini-batch and never changes.
+    """
+    site = np.repeat(np.arange(len(sizes)), sizes)
+    ends = np.cumsum([0, *sizes])
+    number = np.arange(len(site)) - ends[site]
+    return site, number, [slice(*pair) for pair in pairwise(ends.tolist())]
+
+
 def coins(sizes: Sequence[int], keep: NDArray[np.float64], rng: np.random.Generator) -> list[Mask]:
     """Keep each filter with its site's probability; a site that would lose all keeps one."""
-    ends = np.cumsum(np.asarray(sizes, np.int64))
-    chances = np.repeat(keep, np.asarray(sizes, np.int64))
-    drawn = rng.random(len(chances))
-    masks = np.split(drawn < chances, ends)[:-1]  # what is behind the last end is nothing
-    if not all(mask.any() for mask in masks):
-        rows = np.split(drawn, ends)[:-1]
-        for mask, row in zip(masks, rows, strict=True):
-            if not mask.any():
-                mask[row.argmin()] = True  # each filter is the survivor equally often
+    site, _, own = _lying(tuple(sizes))
+    drawn = rng.random(len(site))
+    flat = drawn < keep[site]
+    masks = [flat[part] for part in own]
+    for mask, part in zip(masks, own, strict=True):
+        if not mask.any():
+            mask[drawn[part].argmin()] = True  # each filter is the survivor equally often
     return masks
 
 
 def drawn(sizes: Sequence[int], counts: Sequence[int], rng: np.random.Generator) -> list[Mask]:
     """Keep a given number of each site's filters, every choice equally likely."""
-    total = int(np.sum(sizes))
-    site = np.repeat(np.arange(len(sizes)), sizes)
-    order = np.argsort(site + rng.random(total))  # shuffled within each site
-    begins = np.cumsum(sizes) - sizes
-    flat = np.zeros(total, np.bool_)
-    flat[order] = np.arange(total) - np.repeat(begins, sizes) < np.repeat(counts, sizes)
-    return np.split(flat, begins[1:])
+    site, number, own = _lying(tuple(sizes))
+    order = np.argsort(site + rng.random(len(site)))  # shuffled within each site
+    flat = np.empty(len(site), np.bool_)
+    flat[order] = number < np.asarray(counts, np.int64)[site]
+    return [flat[part] for part in own]
 
 
 def orders(sizes: Sequence[int], rng: np.random.Generator) -> Order:
@@ -104,6 +114,7 @@ def rounded(
     return counts
 
 
+@lru_cache(maxsize=4096)  # every site, before every mini-batch, at the same few rates
 def levels(size: int, keep: float, choice: Choice) -> tuple[int, int, float]:
     """Return the two numbers of filters that keep × size lies between, and the chance of the upper.
 

@@ -22,6 +22,8 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from pliant.nn.shadow import Shadow
+
 BATCH = 7919
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = __file__
@@ -200,7 +202,7 @@ class ShapedTracer(fx.Tracer):
         args, kwargs = pytree.tree_map_only(
             Tensor, lambda tensor: tensor.to("meta"), (args, kwargs)
         )
-        with torch.no_grad():
+        with torch.no_grad(), Shadow():
             if node.op == "call_module":
                 self._is_on_meta = True
                 try:
