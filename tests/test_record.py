@@ -1,4 +1,5 @@
 import json
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -107,6 +108,7 @@ def test_a_run_folder_says_what_was_asked_and_what_it_runs_on(tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text()) == {"rounds": 3}
     found = json.loads((tmp_path / "run" / "versions.json").read_text())
     assert {"python", "platform", "pliant", "torch", "numpy"} <= set(found)
+    assert found["torch threads"] == "1"
 
 
 def test_a_used_run_folder_is_refused_and_left_alone(tmp_path):
@@ -114,6 +116,18 @@ def test_a_used_run_folder_is_refused_and_left_alone(tmp_path):
     with pytest.raises(FileExistsError, match="holds a run already"):
         begin(tmp_path, {"rounds": 4})
     assert json.loads((tmp_path / "config.json").read_text()) == {"rounds": 3}
+
+
+def test_the_commit_is_the_package_s_own_and_never_the_user_s(tmp_path):
+    user = tmp_path / "user"
+    for package in (user / ".venv/lib/python3/site-packages/pliant", user / "src" / "pliant"):
+        package.mkdir(parents=True)
+    git = ("git", "-C", str(user), "-c", "user.name=a", "-c", "user.email=a@b.c")
+    for arguments in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "first")):
+        subprocess.run((*git, *arguments), check=True)
+    asked = subprocess.run((*git, "rev-parse", "HEAD"), check=True, capture_output=True, text=True)
+    assert record._commit(user / ".venv/lib/python3/site-packages/pliant") is None
+    assert record._commit(user / "src" / "pliant") == asked.stdout.strip()
 
 
 def test_versions_need_no_git(monkeypatch):

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import msgspec
 
 from pliant import atomic
 
+THREADS = 1  # of torch in every process of a run, so that no result depends on the cores
 LIBRARIES = ("pliant", "torch", "numpy", "msgspec", "safetensors", "pymoo", "flwr", "ray")
 R = TypeVar("R")
 
@@ -94,27 +96,46 @@ def begin(folder: Path, config: Any) -> None:
     """Make a run directory with its config and the versions it runs on, before the first step."""
     if (folder / "config.json").exists():
         raise FileExistsError(f"{folder} holds a run already: resume it or choose another folder")
-    atomic.write_bytes(folder / "versions.json", _pretty(versions()))
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    atomic.write_bytes(folder / "versions.json", _pretty({"command": command} | versions()))
     atomic.write_bytes(folder / "config.json", _pretty(config))
 
 
+def find(folder: Path) -> Iterator[Path]:
+    """Yield the folders of runs in a folder, itself included; a symbolic link is not followed."""
+    if (folder / "config.json").is_file():
+        yield folder
+        return  # a run holds no other runs
+    with os.scandir(folder) as entries:
+        inner = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+    for path in inner:
+        yield from find(Path(path))
+
+
 def versions() -> dict[str, str]:
-    """Return what a result depends on: interpreter, platform, libraries, the commit if any."""
+    """Return what a result depends on: interpreter, platform, libraries, threads, the commit."""
     found = {"python": sys.version.split()[0], "platform": platform.platform()}
     for library in LIBRARIES:
         try:
             found[library] = version(library)
         except PackageNotFoundError:
             continue
-    commit = _commit()
+    found["torch threads"] = str(THREADS)
+    commit = _commit(Path(__file__).resolve().parent)
     return found | ({"commit": commit} if commit else {})
 
 
-def _commit() -> str | None:
-    where = Path(__file__).resolve().parent
+def _commit(package: Path) -> str | None:
+    """Return the commit of the checkout that a package lies in; None where it is installed.
+
+    The repository that an environment lies in is the user's own, and says nothing of the package.
+    """
+    root = package.parent.parent
+    if package.parent.name != "src" or not (root / ".git").exists():
+        return None
     try:
         asked = subprocess.run(
-            ["git", "-C", str(where), "describe", "--always", "--dirty", "--abbrev=40"],
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"],
             capture_output=True,
             text=True,
             timeout=5,

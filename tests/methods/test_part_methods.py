@@ -4,9 +4,9 @@ import pytest
 import torch
 from tiny import PLAIN, answer, last_row, pixel, start, two_weights, weights
 
+from pliant.explore import Table
 from pliant.methods import Coherent, Distreal, Elfish, FedDropout, FedRolex, Fjord, HeteroFl
 from pliant.methods.base import SENT, Place
-from pliant.search import Table
 
 HALF, WHOLE = 0, 1
 WIDTHS = (0.5, 1.0)

@@ -1,12 +1,11 @@
 """`pliant bench engine`: what the engine costs beside the training that it manages."""
 
 import gc
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 from pliant.cli.bench_bare import BATCH, LR, BareLoop
+from pliant.cli.timing import interleaved
 from pliant.data import Federated, Iid, Images
 from pliant.data.federated import Source
 from pliant.devices import FULL, Changing, Fleet, PerBatch, Plan, Rows
@@ -102,25 +102,28 @@ def _random(samples: int, channels: int, side: int) -> Federated:
     return Source(images(100 * samples + 10), images(100)).share(Iid(), 100, proxy=10)
 
 
+ENDLESS = 10**9  # rounds: as many as there is time for
+NEVER = Evaluation(every=ENDLESS)
+
+
 def running(
     method: Method,
     make: Callable[[], tuple[nn.Module, Federated]],
     *,
-    rounds: int,
+    rounds: int = ENDLESS,
     size: int = 100,
     folder: Path | None = None,
     workers: AnyWorkers | None = None,
-) -> Iterator[RoundRecord]:
-    """Begin a run that is evaluated only at its end."""
-    never = Evaluation(every=10**9)
-    setting = Setting(rounds=rounds, per_round=PER_ROUND, evaluation=never)
+    evaluation: Evaluation = NEVER,
+) -> Generator[RoundRecord, None, None]:
+    """Begin a run in the ordinary setting, but evaluated only at its end."""
     net, data = make()
-    return simulate(
+    yield from simulate(
         method,
         net,
         data,
         Fleet(size=size),
-        setting=setting,
+        setting=Setting(rounds=rounds, per_round=PER_ROUND, evaluation=evaluation),
         workers=workers or Inline(),
         folder=folder,
         source=make,
@@ -138,38 +141,36 @@ def measure() -> Iterator[Measured]:
     yield from timetables()
 
 
-def empty_rounds(rounds: int = 200) -> Iterator[Measured]:
-    """Time rounds of a method that trains nothing, with their records and without."""
-    begun = partial(running, Nothing(), rounds=rounds + 9)
+def empty_rounds(seconds: float = 6.0) -> Iterator[Measured]:
+    """Time rounds of a method that trains nothing: what a round is asked to do grows by the row."""
+    begun = partial(running, Nothing())
     with tempfile.TemporaryDirectory() as name:
         kinds = {
             "tiny": begun(tiny),
             "on disk": begun(tiny, folder=Path(name, "run")),
+            "evaluated": begun(tiny, folder=Path(name, "evaluated"), evaluation=Evaluation()),
             "digits": begun(digits_like),
         }
-        times = _interleaved({kind: partial(next, it) for kind, it in kinds.items()}, rounds)
-        for records in kinds.values():
-            _close(records)
+        times = _rounds(kinds, seconds)
     yield Measured("round of 10 devices that train nothing", 1e3 * times["tiny"], "ms", 5.0)
     yield Measured("  records and checkpoints on disk too", 1e3 * times["on disk"], "ms", 5.0)
+    yield Measured("  evaluated on 100 images too", 1e3 * times["evaluated"], "ms")
     yield Measured("  with the digits' network, sent to and fro", 1e3 * times["digits"], "ms")
 
 
-def training(rounds: int = 8) -> Iterator[Measured]:
+def training(seconds: float = 20.0) -> Iterator[Measured]:
     """Time FedAvg against a bare loop of PyTorch with as many worker processes."""
     count = cores()
-    method = FedAvg(Local(Sgd(lr=LR), BATCH))
-    records = running(method, cifar_like, rounds=rounds + 9, workers=Processes(count))
-    with BareLoop(cifar_like, count) as bare:
-        times = _interleaved(
+    records = running(FedAvg(Local(Sgd(lr=LR), BATCH)), cifar_like, workers=Processes(count))
+    with BareLoop(cifar_like, count) as bare, closing(records):
+        times = interleaved(
             {
                 "engine": partial(next, records),
                 "bare": partial(bare.round, PER_ROUND, channels_last=False),
                 "bare, last": partial(bare.round, PER_ROUND, channels_last=True),
             },
-            rounds,
+            seconds=seconds,
         )
-        _close(records)
     yield Measured("FedAvg, 10 of 100 devices with 500 images: a round", times["engine"], "s")
     yield Measured("  bare PyTorch loop", times["bare"], "s")
     yield Measured("  engine / bare loop", times["engine"] / times["bare"], "", 1.05)
@@ -184,13 +185,10 @@ def start_up() -> Iterator[Measured]:
     )
 
 
-def fleets(rounds: int = 200) -> Iterator[Measured]:
+def fleets(seconds: float = 4.0) -> Iterator[Measured]:
     """Compare a fleet of a million devices with one of a thousand."""
     sizes = (1_000, 1_000_000)
-    kinds = {str(size): running(Nothing(), tiny, rounds=rounds + 9, size=size) for size in sizes}
-    times = _interleaved({size: partial(next, it) for size, it in kinds.items()}, rounds)
-    for records in kinds.values():
-        _close(records)
+    times = _rounds({str(size): running(Nothing(), tiny, size=size) for size in sizes}, seconds)
     memory = [_apart(_peak, size) for size in sizes]
     yield Measured("1,000,000 / 1,000 devices, time", times["1000000"] / times["1000"], "", 1.1)
     yield Measured("1,000,000 / 1,000 devices, memory", memory[1] / memory[0], "", 1.1)
@@ -201,30 +199,22 @@ def growth() -> Iterator[Measured]:
     yield Measured("memory at round 1,000 / round 50", _apart(_grown, 1000), "", 1.05)
 
 
-def timetables() -> Iterator[Measured]:
+def timetables(seconds: float = 2.0) -> Iterator[Measured]:
     """Time the timetable of a large round."""
     fleet = Fleet(size=10_000, speed=Changing(per_round=4.0))
     plan = PerBatch(Rows(tuple(np.linspace(0.1, 1.0, 64).tolist())))
     work = tasks(np.arange(10_000), batches=16, full=10.0)
-    times = _interleaved({"table": lambda: timetable(fleet, plan, work)}, 5)
+    times = interleaved({"table": lambda: timetable(fleet, plan, work)}, seconds=seconds)
     yield Measured("timetable of 10,000 devices x 16 mini-batches", times["table"], "s", 1.0)
 
 
-def _interleaved(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Return median seconds; unlike `timing.interleaved` it runs each a known number of times."""
-    found: dict[str, list[float]] = {name: [] for name in work}
-    for turn in range(rounds + 2):
-        for name, run in work.items():
-            begin = time.perf_counter()
-            run()
-            if turn >= 2:
-                found[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(times) for name, times in found.items()}
-
-
-def _close(records: Any) -> None:
-    with closing(records):
-        pass
+def _rounds(
+    kinds: Mapping[str, Generator[RoundRecord, None, None]], seconds: float
+) -> dict[str, float]:
+    """Return the median seconds of a round of each kind."""
+    with ExitStack() as stack:
+        work = {kind: partial(next, stack.enter_context(closing(kinds[kind]))) for kind in kinds}
+        return interleaved(work, seconds=seconds)
 
 
 def _apart(work: Callable[[Any], float], given: object) -> float:
@@ -237,11 +227,9 @@ def _first(workers: AnyWorkers) -> float:
     # this module's imports are over: what follows is what every run has to do
     torch.set_num_threads(1)
     begin = time.perf_counter()
-    records = running(Nothing(), digits_like, rounds=9, workers=workers)
-    next(records)
-    found = time.perf_counter() - begin
-    _close(records)
-    return found
+    with closing(running(Nothing(), digits_like, workers=workers)) as records:
+        next(records)
+        return time.perf_counter() - begin
 
 
 def _peak(size: int) -> float:

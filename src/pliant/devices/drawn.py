@@ -48,8 +48,9 @@ class Constant(Value, frozen=True, tag="constant"):
         _check_range(self.low, self.low if self.high is None else self.high, "Constant")
 
     def over(self, asked: Asked, start: float, length: float) -> Path:
-        high = self.low if self.high is None else self.high
-        return constant(_level(self.low, high, asked.draw(0, 0, "level")[0]), length)
+        if self.high is None or self.high == self.low:  # nothing to draw
+            return constant(np.full(len(asked.devices), self.low), length)
+        return constant(_level(self.low, self.high, asked.draw(0, 0, "level")[0]), length)
 
 
 class Changing(Value, frozen=True, tag="changing"):

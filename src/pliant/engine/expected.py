@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pliant.engine.job import Job, sent
 from pliant.methods.base import Method, Task, Update
-from pliant.methods.guard import Manifest, specs, variances
+from pliant.methods.guard import Manifest, Specs, specs, variances
 from pliant.nn.elastic import Elastic
 from pliant.params import Params
 
@@ -20,6 +20,7 @@ class Expected:
         self._method = method
         self._net = net
         self._shown: Update | None = None
+        self._whole: Specs | None = None  # of the network, whose shapes never change
 
     def manifest(
         self, shared: Params, job: Job, batches: Sequence[int], macs: Sequence[float]
@@ -34,7 +35,7 @@ class Expected:
             job.place.device,
             tuple(batches),
             tuple(macs),
-            specs(task.params),
+            self._sent(task),
             specs(shown.extra),
             specs(shown.memory),
             None if shown.subnet is None else task.subnet,
@@ -42,6 +43,13 @@ class Expected:
             task.owned if shown.owned else 0,
             self._net,
         )
+
+    def _sent(self, task: Task) -> Specs:
+        if task.subnet is not None:
+            return specs(task.params)
+        if self._whole is None:
+            self._whole = specs(task.params)
+        return self._whole
 
     def _example(self, task: Task) -> Update:
         shown = self._shown

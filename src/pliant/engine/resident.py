@@ -18,6 +18,7 @@ import torch
 from pliant.engine.segment import mapped
 from pliant.engine.wire import decoded, message
 from pliant.params import Params
+from pliant.record import THREADS
 
 SETUP = "setup.pickle"
 
@@ -26,7 +27,7 @@ class Resident:
     """What stays in a worker: the world, built once, and the function for jobs."""
 
     def __init__(self) -> None:
-        torch.set_num_threads(1)
+        torch.set_num_threads(THREADS)
         self._world: Any = None
         self._perform: Callable[[Any, Params, Any], Any] | None = None
 

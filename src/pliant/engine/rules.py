@@ -30,8 +30,9 @@ class Rules(Value, frozen=True):
     (what is done is sent), `wait` (the round lasts until all are ready). `grace` moves the deadline
     by this share of the round, unknown to the devices. `over` selects that share of devices more
     than wanted, of which the first ones in count. `quorum` is the share of those wanted below which
-    a round is void. `dropout` is the probability that a device leaves, at some moment of the round.
-    `early` closes the round when the last wanted update is in.
+    a round is void; an update that the guard refuses does not count towards it. `dropout` is the
+    probability that a device leaves, at some moment of the round. `early` closes the round when the
+    last wanted update is in.
 
     >>> from pliant.engine.rules import Rules
     >>> Rules(late="partial", over=0.3).selected(10)
@@ -48,6 +49,10 @@ class Rules(Value, frozen=True):
     def selected(self, wanted: int) -> int:
         """Return how many devices to select when this many updates are wanted."""
         return math.ceil(wanted * (1 + self.over) - 1e-9)
+
+    def needed(self, wanted: int) -> int:
+        """Return how many updates make a round, when this many are wanted."""
+        return math.ceil(self.quorum * wanted - 1e-9)
 
     @property
     def closes_early(self) -> bool:
@@ -99,7 +104,7 @@ def judge(
     counted = order[: min(wanted, int(counts.sum()))]
     surplus = order[len(counted) : int(counts.sum())]
     ends[surplus] = End.SURPLUS
-    if len(counted) < math.ceil(rules.quorum * wanted - 1e-9):
+    if len(counted) < rules.needed(wanted):
         ends[counted] = End.VOID
     last = float(arrival[counted[-1]]) if len(counted) else 0.0
     close = deadline

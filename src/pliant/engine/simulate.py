@@ -14,7 +14,7 @@ from pliant.data import Federated
 from pliant.devices import FULL, Choice, Fleet, Given, joules
 from pliant.devices.draws import FloatArray, IntArray
 from pliant.engine.agenda import Agenda
-from pliant.engine.evaluate import Evaluation, Score, evaluate
+from pliant.engine.evaluate import Evaluation, Score, evaluate, personal
 from pliant.engine.expected import Expected
 from pliant.engine.job import EXTRA, Job, Source, build_world, example_of, perform
 from pliant.engine.ledger import RoundRecord, TaskRecord, summed
@@ -134,6 +134,9 @@ def _rounds(
         number = run.saved.round
         table, tasks = _scheduled(run, number, now)
         updates, refused = _trained(run, pool, number, table, tasks)
+        if len(updates) < run.setting.rules.needed(run.setting.per_round):
+            updates = []  # an update that was refused never came, so the round is void
+        before = run.saved.state.params
         state = run.method.merge(run.net, run.saved.state, updates)
         memory = run.saved.memory | {u.device: u.memory for u in updates if u.memory}
         close = now + table.close
@@ -142,9 +145,7 @@ def _rounds(
         total = summed(number, close, records)
         is_last = number + 1 == last
         if is_last or (number + 1) % run.setting.evaluation.every == 0:
-            total = msgspec.structs.replace(
-                total, score=_scored(run, state.params), narrow=_narrow(run, state)
-            )
+            total = _evaluated(run, total, before, state, updates)
         if is_last:
             total = msgspec.structs.replace(total, digest=digest(state.params))
         is_over = is_last or is_stopped()
@@ -155,6 +156,23 @@ def _rounds(
         if not is_over:
             agenda.add(close, "open")
         yield total
+
+
+def _evaluated(
+    run: _Run, total: RoundRecord, before: Params, state: State, updates: list[Update]
+) -> RoundRecord:
+    """Add scores to a round: on all test images, or on each device's own where it has some."""
+    if not run.data.tests:
+        return msgspec.structs.replace(
+            total, score=_scored(run, state.params), narrow=_narrow(run, state)
+        )
+    trained = {
+        update.device: {name: before[name] + change for name, change in update.change.items()}
+        for update in updates
+        if update.subnet is None
+    }
+    found = personal(run.net.net, state.params, trained, run.data, run.setting.evaluation)
+    return msgspec.structs.replace(total, personal=found)
 
 
 def _scored(run: _Run, params: Params) -> Score:
@@ -303,11 +321,11 @@ def _recorded(
             TaskRecord(
                 round=number,
                 device=device,
-                end=f"rejected: {reason}" if reason else End(table.ends[place]).name.lower(),
+                end=_end(table, place, update, reason),
                 samples=update.samples if update else 0,
-                steps=0 if reason else int(table.used[place]),
+                steps=int(table.used[place]) if update else 0,
                 macs=float(table.spent[place]),
-                useful=0.0 if reason else float(table.useful[place]),
+                useful=float(table.useful[place]) if update else 0.0,
                 available=float(table.available[place]),
                 down=int(tasks.down[place]),
                 up=int(up[place]),
@@ -320,6 +338,13 @@ def _recorded(
             )
         )
     return found
+
+
+def _end(table: Timetable, place: int, update: Update | None, reason: str | None) -> str:
+    if reason:
+        return f"rejected: {reason}"
+    is_void = update is None and table.used[place] > 0
+    return (End.VOID if is_void else End(table.ends[place])).name.lower()
 
 
 def trained(folder: Path) -> Params:

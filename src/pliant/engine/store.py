@@ -8,6 +8,7 @@ from typing import Any
 
 from pliant import checkpoint
 from pliant.engine.ledger import Record
+from pliant.engine.lock import Lock
 from pliant.methods.base import State
 from pliant.params import Params
 from pliant.record import Records, read
@@ -30,8 +31,13 @@ class Store:
     """The folder of a run; opening it cuts off whatever came after its last checkpoint."""
 
     def __init__(self, folder: Path) -> None:
+        self._lock = Lock(folder)  # first: opening the records cuts them
         self._checkpoints = folder / CHECKPOINTS
-        self._records = Records(folder / "events.jsonl")
+        try:
+            self._records = Records(folder / "events.jsonl")
+        except BaseException:
+            self._lock.close()
+            raise
 
     def resume(self) -> Saved | None:
         """Return where the run was, and forget the records of what was not saved."""
@@ -63,9 +69,12 @@ class Store:
             checkpoint.save(self._checkpoints, saved.round, tensors, state)
 
     def close(self) -> None:
-        """Close the record file."""
-        with _named(self._records.path):  # what could not be written is tried again, in vain
-            self._records.close()
+        """Close the record file and give the folder free."""
+        try:
+            with _named(self._records.path):  # what could not be written is tried again, in vain
+                self._records.close()
+        finally:
+            self._lock.close()
 
 
 @contextmanager

@@ -10,17 +10,15 @@ import io
 import pickle
 import struct
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 ALIGNMENT = 64
 
 Piece = bytes | memoryview
-T = TypeVar("T")
 
 
 def pieces(value: object) -> list[Piece]:
@@ -74,7 +72,8 @@ def _buffers(
         yield part
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
+    """Tell whether a tensor is numbers in this machine's memory and nothing else."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
@@ -86,7 +85,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _reduced(tensor: Tensor) -> Any:
-    if not _is_plain(tensor):
+    if not is_plain(tensor):
         ordinary: Any = tensor  # torch does not annotate this method
         return ordinary.__reduce_ex__(5)
     flat = tensor
@@ -109,48 +108,3 @@ def _restored(
 
 
 _REDUCERS = copyreg.dispatch_table | {Tensor: _reduced}
-
-
-Block = Tensor | NDArray[Any]
-
-
-def copied(value: T) -> T:
-    """Return what `decoded(message(value))` returns, without the way through bytes."""
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(value)
-    file.seek(0)
-    found: T = _Unpickler(file, pickler.aside).load()
-    return found
-
-
-class _Pickler(pickle.Pickler):
-    """Pickle all but tensors and arrays, which are laid aside."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5)
-        self.aside: dict[int, Block] = {}
-
-    def persistent_id(self, value: object) -> int | None:
-        if type(value) is Tensor:
-            if not _is_plain(value):
-                return None
-        elif type(value) is not np.ndarray or value.dtype.hasobject:
-            return None
-        self.aside[id(value)] = value
-        return id(value)
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, aside: dict[int, Block]) -> None:
-        super().__init__(file)
-        self._aside = aside
-        self._made: dict[int, Block] = {}
-
-    def persistent_load(self, number: int) -> Block:
-        if number not in self._made:  # what was one stays one
-            found = self._aside[number]
-            self._made[number] = (
-                found.clone() if isinstance(found, Tensor) else found.copy(order="K")
-            )
-        return self._made[number]

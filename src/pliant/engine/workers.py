@@ -10,6 +10,7 @@ import torch
 
 from pliant.engine.copies import copied
 from pliant.params import Params
+from pliant.record import THREADS
 from pliant.value import Count, Value
 
 W = TypeVar("W")
@@ -89,7 +90,7 @@ def opened(
     torch has one thread in this process too, so that no result depends on the number of cores.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     try:
         with closing(_pool(kind, setup, perform)) as pool:
             yield pool

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pliant.devices import PerBatch, PerRound, Plan, Rows
 from pliant.devices.plan import Budget
+from pliant.explore.table import Table
 from pliant.methods.average import move
 from pliant.methods.base import Place, Update
 from pliant.methods.merge import mean_change, stepped, weight_by
@@ -12,7 +13,6 @@ from pliant.methods.parts import counted_table, own_order, random_order, taken_f
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
-from pliant.search.table import Table
 
 Filters = Literal["batch", "round", "prefix"]  # drawn anew, one random order a round, or their own
 Merging = Literal["macs", "samples", "counts"]

@@ -8,22 +8,11 @@ and so do a plain mean and one per coordinate where everybody has trained everyt
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pliant.params import Params
-
-
-class Changed(Protocol):
-    """A device's change of the whole network."""
-
-    @property
-    def device(self) -> int: ...
-
-    @property
-    def change(self) -> Params: ...
 
 
 def relative(weights: Sequence[float | Fraction]) -> list[float]:
@@ -36,19 +25,6 @@ def relative(weights: Sequence[float | Fraction]) -> list[float]:
         raise ValueError(f"Expected weights >= 0, not all 0, got {[*map(float, weights)]}")
     largest = Fraction(max(weights, default=1))
     return [float(Fraction(weight) / largest) for weight in weights]
-
-
-def add_mean(params: Params, updates: Sequence[Changed], weights: Sequence[float]) -> Params:
-    """Add the weighted mean change of the whole network."""
-    if not updates:
-        return params
-    parts = zip(updates, relative(weights), strict=True)
-    order = sorted(parts, key=lambda pair: pair[0].device)
-    total, whole = nothing(params), 0.0
-    for update, part in order:
-        whole += part
-        accumulate(total, update.change, part)
-    return move(params, {name: tensor / whole for name, tensor in total.items()})
 
 
 def nothing(params: Params) -> Params:

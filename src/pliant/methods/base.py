@@ -12,7 +12,6 @@ from msgspec import Meta
 from torch import Tensor
 
 from pliant.devices import Plan
-from pliant.methods.average import add_mean as add_mean
 from pliant.nn.elastic import Elastic
 from pliant.nn.learner import Correction, Learner, Loss
 from pliant.nn.optimiser import Optimiser, Sgd

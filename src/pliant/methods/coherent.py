@@ -9,12 +9,12 @@ from typing import Literal
 
 from pliant.devices import Plan
 from pliant.devices.plan import Budget
+from pliant.explore.table import Table, fitting
 from pliant.methods.adaptive import Merging, kept, merged, plan_of, priced
 from pliant.methods.base import Local, Place, State, Step, Task, Update, local_training
 from pliant.methods.merge import FILTERS, seen_filters, widest_of
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Subnet
-from pliant.search.table import Table, fitting
 from pliant.value import Value
 
 

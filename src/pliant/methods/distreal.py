@@ -8,11 +8,11 @@ from typing import Literal
 
 from pliant.devices import Plan
 from pliant.devices.plan import Budget
+from pliant.explore.table import Table, fitting
 from pliant.methods.adaptive import Merging, kept, merged, plan_of, priced
 from pliant.methods.base import Local, Place, State, Step, Task, Update, local_training
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Choice, Subnet
-from pliant.search.table import Table, fitting
 from pliant.value import Positive, Value
 
 

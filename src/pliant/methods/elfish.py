@@ -13,6 +13,7 @@ import torch
 from msgspec import Meta
 
 from pliant.devices import PerRound, Plan, Rows
+from pliant.explore.table import Table
 from pliant.methods.average import move
 from pliant.methods.base import SENT, Local, Place, State, Step, Task, Update, local_training
 from pliant.methods.merge import mean_change
@@ -20,7 +21,6 @@ from pliant.methods.parts import fine_widths, own_order, taken_first, widths_tab
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
-from pliant.search.table import Table
 from pliant.value import Fraction, Positive, Value
 
 

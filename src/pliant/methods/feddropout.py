@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from pliant.devices import PerRound, Plan, Rows
+from pliant.explore.table import Table
 from pliant.methods.average import move
 from pliant.methods.base import Local, Place, State, Step, Task, Update, local_training
 from pliant.methods.merge import Weigh, held, mean_change, weight_by
 from pliant.methods.parts import common_order, fine_widths, random_order, taken_first, widths_table
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Subnet
-from pliant.search.table import Table
 from pliant.value import Positive, Value
 
 Width = Annotated[float, Meta(gt=0.0, le=1.0)]

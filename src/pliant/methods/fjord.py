@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pliant.devices import PerBatch, PerRound, Plan, Rows
 from pliant.devices.plan import Budget
+from pliant.explore.table import Table
 from pliant.methods.average import move
 from pliant.methods.base import Local, Place, State, Step, Task, Update, local_training
 from pliant.methods.merge import (
@@ -30,7 +31,6 @@ from pliant.methods.parts import own_order, taken_first, widths_table
 from pliant.nn.elastic import Elastic
 from pliant.nn.learner import Learner
 from pliant.nn.subnet import Subnet
-from pliant.search.table import Table
 from pliant.value import Positive, Value
 
 Width = Annotated[float, Meta(gt=0.0, le=1.0)]

@@ -295,21 +295,25 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _size(tensors: list[Tensor], slack: float) -> Iterator[str]:
-    wanted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    behind = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
-    }
+    wanted, behind = 0, {}
+    for tensor in tensors:
+        wanted += tensor.numel() * tensor.element_size()
+        storage = tensor.untyped_storage()
+        behind[storage.data_ptr()] = storage.nbytes()
     held = sum(behind.values())
     if held > slack * wanted:
         yield f"no more than {slack * wanted:.0f} bytes, got {held}"
 
 
 def _values(group: str, params: Params, largest: float) -> Iterator[str]:
+    whole = _length(params)
+    if math.isfinite(whole) and whole <= largest:  # no number is larger than the length
+        return
     for name, tensor in params.items():
         length = _length({name: tensor})
         if not math.isfinite(length):
             yield f"{group} {_named(name)} of finite numbers, got {_wild(tensor)}"
-        elif length > largest:  # no number is larger than the length
+        elif length > largest:
             most = float(tensor.to(torch.float64).abs().max())
             if most > largest:
                 yield f"{group} {_named(name)} of numbers up to {largest:g}, got {most:.6g}"

@@ -14,6 +14,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from pliant.devices import PerRound, Plan, Rows
+from pliant.explore.table import Table
 from pliant.methods.average import move
 from pliant.methods.base import Local, Place, State, Step, Task, Update, local_training, stepping
 from pliant.methods.merge import (
@@ -30,7 +31,6 @@ from pliant.nn.elastic import Elastic
 from pliant.nn.learner import Loss
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
-from pliant.search.table import Table
 from pliant.value import Count, Positive, Value
 
 

@@ -8,11 +8,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from pliant.explore.table import Table
 from pliant.methods.base import Place
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Order, Subnet
 from pliant.rng import stream
-from pliant.search.table import Table
 
 Rates = tuple[float, ...]
 FINE = 128  # rows of a table that stands for a continuous choice
