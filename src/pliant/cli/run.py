@@ -18,6 +18,7 @@ def run(
     *overrides: str,
     out: Path | None = None,
     resume: Path | None = None,
+    tensorboard: bool = False,
     json: bool = False,
 ) -> int:
     """Run an experiment and write its records and checkpoints to a folder.
@@ -36,15 +37,16 @@ def run(
         Folder of the run; runs/NAME by default.
     resume
         Folder of a run to go on with, in the place of a file.
+    tensorboard
+        Write event files for TensorBoard too, into FOLDER/tensorboard.
     json
         One JSON record a round instead of a table.
     """
-    from functools import partial
-
     import msgspec
 
-    from pliant.engine.simulate import simulate
-    from pliant.experiment import begin, build, load_experiment, recall
+    from pliant.cli.progress import bar
+    from pliant.experiment import begin, build, load_experiment, recall, records
+    from pliant.report.tensorboard import Board
 
     if resume is not None and (overrides or (spec is not None and "=" in str(spec))):
         raise ValueError("Expected no key=value with --resume: a run goes on as it began")
@@ -60,27 +62,28 @@ def run(
         net, data = build(experiment)  # before the folder: what cannot be built leaves none
         begin(folder, experiment)
     stop = _Stop()
-    records = simulate(
-        experiment.method,
+    rounds = records(
+        experiment,
         net,
         data,
-        experiment.fleet,
-        setting=experiment.setting,
         workers=experiment.workers,
         folder=folder,
-        source=partial(build, experiment),
         is_stopped=stop.asked,
     )
     go_on = f"go on with `pliant run --resume {folder}`"
     last = None
+    board = Board(folder) if tensorboard else None
     try:
-        with stop:
-            for last in records:
+        with stop, bar("rounds", experiment.rounds) as show:
+            for last in rounds:
                 if json:
                     sys.stdout.write(msgspec.json.encode(last).decode() + "\n")
                 else:
                     sys.stdout.write(_line(last, experiment.rounds))
                 sys.stdout.flush()
+                show(last.round + 1)
+                if board:
+                    board.add(last)
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; {go_on}\n")
         return 130
@@ -88,6 +91,9 @@ def run(
         if error.errno not in FULL_DISK:
             raise
         raise OSError(f"{error}; make room and {go_on}") from error
+    finally:
+        if board:
+            board.close()
     if stop.asked() and (last is None or last.round + 1 < experiment.rounds):
         sys.stderr.write(f"stopped; {go_on}\n")
         return 130
@@ -98,8 +104,8 @@ def _line(record: "RoundRecord", rounds: int) -> str:
     scored = "" if record.accuracy is None else f"  accuracy {record.accuracy:6.2%}"
     loss = "" if record.loss is None else f"  loss {record.loss:.3f}"
     return (
-        f"round {record.round + 1:>4}/{rounds}  {record.seconds:10.2f} s  "
-        f"{record.merged:>3}/{record.tasks} devices  used {record.utilisation:4.0%}{loss}{scored}\n"
+        f"round {record.round + 1:>3}/{rounds}  {record.seconds:8.2f} s  "
+        f"{record.merged:>2}/{record.tasks} devices  used {record.utilisation:4.0%}{loss}{scored}\n"
     )
 
 
