@@ -136,7 +136,10 @@ def test_data_may_have_fewer_devices_than_the_fleet():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"network": Network("resnet2000")}, "Expected a network of .*, got 'resnet2000'"),
+        (
+            {"network": Network("resnet2000")},
+            "unknown network 'resnet2000'; did you mean 'resnet20'",
+        ),
         ({"network": Network("digits_cnn", {"hiden": 3})}, "network digits_cnn: .*'hiden'"),
         ({"data": Data("mnits")}, "mnits"),
         ({"data": Data(devices=100_000)}, "Expected at most"),

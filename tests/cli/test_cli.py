@@ -94,8 +94,8 @@ def test_an_error_is_one_line_and_a_code(run, command, code, line):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["fien"], "expected a command (fine, code, value,"),
-        (["--verbos"], "got '--verbos'"),
+        (["fien"], "unknown command 'fien'; did you mean 'fine'? There are"),
+        (["--verbos"], "unknown command '--verbos'"),
         (["fine", "--cuont", "3"], "--cuont"),
         (["fine", "--count", "three"], "three"),
         (["fine", "3", "4"], "4"),

@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, UnknownCommandError
 
 from pliant import __version__
 from pliant.extras import MissingExtra
+from pliant.hints import nearest
 
 # One line a command: its name, where it lives, what it does. A module is imported only when its
 # command is called, so that `pliant --help` needs no torch. An `app` must have the name given here.
@@ -19,6 +20,12 @@ COMMANDS = (
     ("demo", "pliant.cli.demo:demo", "Run pliant on the digits that travel with it."),
     ("run", "pliant.cli.run:run", "Run an experiment, or go on with one."),
     ("compare", "pliant.cli.compare:compare", "Run a matrix of experiments and print a table."),
+    ("report", "pliant.cli.report:report", "Write an HTML report about runs."),
+    ("dash", "pliant.cli.dash:dash", "Show runs in the browser while they go on."),
+    ("search", "pliant.cli.search:search", "Find rate vectors that cost little and learn much."),
+    ("server", "pliant.cli.server:server", "Run an experiment on real devices."),
+    ("device", "pliant.cli.device:device", "Be a device of a server's federation."),
+    ("deploy", "pliant.cli.deploy:app", "Make keys, and try a federation on this machine."),
     ("data", "pliant.cli.data:app", "List, get and check data sets."),
     ("inspect", "pliant.cli.inspect:inspect", "Show which filters of a network can be dropped."),
     ("bench", "pliant.cli.bench:app", "Measure pliant on this machine."),
@@ -111,4 +118,4 @@ def _unknown(error: UnknownCommandError) -> str:
     # cyclopts' own text would load every command, torch with it, to look for synonyms
     known = [name for name in error.app or () if not name.startswith("-")]
     got = error.unused_tokens[0] if error.unused_tokens else ""
-    return f"expected a command ({', '.join(known)}), got {got!r} (see `pliant --help`)"
+    return f"unknown command {got!r}{nearest(got, known)} (see `pliant --help`)"
