@@ -39,13 +39,13 @@ def test_inspect_takes_a_network_of_ones_own(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["inspect", "nothing"], "Expected one of"),
-        (["inspect", "nowhere.py:build"], "nowhere.py: no such file"),
-        (["inspect", "no.such.module:build"], "Expected a module or a file ending in .py"),
-        (["inspect", "pliant.nn.models:nothing"], "Expected a function 'nothing'"),
+        (["inspect", "nothing"], "unknown network 'nothing'"),
+        (["inspect", "nowhere.py:build"], "nowhere.py: expected a Python file, found none"),
+        (["inspect", "no.such.module:build"], "Expected an installed module 'no.such.module', found none"),
+        (["inspect", "pliant.nn.models:nothing"], "expected a function 'nothing', found none"),
         (["inspect", "resnet20", "--shape", "3,x"], "Expected a shape like 3,32,32"),
         (["inspect", "pliant.nn.models:resnet20"], "Expected --shape"),
-        (["bench", "elastic", "nothing"], "Expected one of"),
+        (["bench", "elastic", "nothing"], "unknown network 'nothing'"),
         (["compare", "nowhere.toml"], "nowhere.toml"),
         (["compare", "nowhere.toml", "--target", "2"], "Expected a target accuracy"),
     ],

@@ -1,14 +1,13 @@
 """`pliant inspect`: which filters of a network can be dropped, and what that saves."""
 
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from pliant.nn.elastic import Elastic
 
@@ -19,6 +18,7 @@ def inspect(
     shape: Annotated[str, Parameter(negative="")] = "",
     apart: bool = False,
     hidden: bool = False,
+    cuts: bool = False,
     json: bool = False,
 ) -> None:
     """Show a network's sites, its MACs at three rates, and where all channels were needed.
@@ -26,6 +26,8 @@ def inspect(
     Example: pliant inspect resnet20
 
     Example: pliant inspect mynet.py:build --shape 3,64,64
+
+    Example: pliant inspect lenet --cuts
 
     Parameters
     ----------
@@ -37,6 +39,8 @@ def inspect(
         Draw layers whose outputs are added apart instead of together.
     hidden
         Make sites of hidden linear layers too.
+    cuts
+        Show where the network can be cut between a device and a server, and what crosses.
     json
         One JSON object instead of a table.
     """
@@ -48,41 +52,53 @@ def inspect(
     sizes = parse(shape) if shape else usual
     if sizes is None:
         raise ValueError(f"Expected --shape for {model}, like --shape 3,32,32")
+    if cuts:
+        sys.stdout.write(_cuts(net, torch.zeros(1, *sizes), is_json=json))
+        return
     found = elastic(net, torch.zeros(1, *sizes), coupled=not apart, hidden=hidden)
     sys.stdout.write((_as_json(found) if json else found.explain()) + "\n")
+
+
+def _cuts(net: "nn.Module", example: "Tensor", *, is_json: bool) -> str:
+    from dataclasses import asdict
+
+    import msgspec
+
+    from pliant.nn.cut import cuts
+
+    places = cuts(net, example)
+    if is_json:
+        return msgspec.json.encode([asdict(place) for place in places]).decode() + "\n"
+    width = max([len(place.after) for place in places] + [len("cut after")])
+    lines = [
+        f"{'cut after':{width}}  {'device MACs':>13}  {'server MACs':>13}  {'bytes':>9}  crosses"
+    ]
+    for place in places:
+        shapes = " + ".join("x".join(map(str, shape)) for shape in place.shapes)
+        lines.append(
+            f"{place.after:{width}}  {place.device_macs:>13,}  {place.server_macs:>13,}  "
+            f"{place.bytes:>9,}  {shapes}"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def build(model: str) -> "tuple[nn.Module, tuple[int, ...] | None]":
     """Return a bundled network, or one that a user's own function makes."""
     from torch import nn
 
+    from pliant.hints import nearest
     from pliant.nn.models import INPUT_SHAPES, MODELS
+    from pliant.own import anchored, is_own, own_function
 
     if model in MODELS:
         return MODELS[model](), INPUT_SHAPES[model]
-    place, colon, name = model.rpartition(":")
-    if not colon:
+    if not is_own(model):
         raise ValueError(
-            f"Expected one of {', '.join(sorted(MODELS))}, or file.py:function, got {model!r}"
+            f"unknown network {model!r}, and no file.py:function{nearest(model, MODELS)}"
         )
-    if place.endswith(".py"):
-        path = Path(place).resolve()
-        if not path.is_file():
-            raise FileNotFoundError(f"{place}: no such file")
-        sys.path.insert(0, str(path.parent))
-        place = path.stem
-    try:
-        module = import_module(place)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"Expected a module or a file ending in .py, got {place!r} ({error})"
-        ) from error
-    make = getattr(module, name, None)
-    if not callable(make):
-        raise ValueError(f"Expected a function {name!r} in {place}, found none")
-    net = make()
+    net = own_function(anchored(model, Path()))()
     if not isinstance(net, nn.Module):
-        raise ValueError(f"Expected {model} to return a torch.nn.Module, got {type(net).__name__}")
+        raise ValueError(f"{model}: expected an nn.Module, got {type(net).__name__}")
     return net, None
 
 
