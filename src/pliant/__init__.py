@@ -28,12 +28,22 @@ if TYPE_CHECKING:
     from pliant.engine.ledger import RoundRecord as RoundRecord
     from pliant.engine.ledger import TaskRecord as TaskRecord
     from pliant.engine.rules import Rules as Rules
+    from pliant.engine.search import search as search
     from pliant.engine.simulate import Setting as Setting
     from pliant.engine.simulate import simulate as simulate
     from pliant.engine.simulate import trained as trained
+    from pliant.engine.store import events as events
     from pliant.engine.workers import Cluster as Cluster
     from pliant.engine.workers import Inline as Inline
     from pliant.engine.workers import Processes as Processes
+    from pliant.explore import Exploration as Exploration
+    from pliant.explore import Nsga2 as Nsga2
+    from pliant.explore import Objective as Objective
+    from pliant.explore import Profile as Profile
+    from pliant.explore import Table as Table
+    from pliant.explore import load_table as load_table
+    from pliant.explore import save_table as save_table
+    from pliant.explore import uniform_table as uniform_table
     from pliant.methods import Coherent as Coherent
     from pliant.methods import Distreal as Distreal
     from pliant.methods import Elfish as Elfish
@@ -60,8 +70,6 @@ if TYPE_CHECKING:
     from pliant.nn.subnet import Subnet as Subnet
     from pliant.params import params_of as params_of
     from pliant.rng import stream as stream
-    from pliant.search import Table as Table
-    from pliant.search import uniform_table as uniform_table
 
 # Found on first use, so that `import pliant` and the command line start without torch.
 _MODULES = {"data": "pliant.data", "models": "pliant.nn.models"}
@@ -86,12 +94,22 @@ _WHERE = {
     "RoundRecord": "pliant.engine.ledger",
     "TaskRecord": "pliant.engine.ledger",
     "Rules": "pliant.engine.rules",
+    "search": "pliant.engine.search",
     "Setting": "pliant.engine.simulate",
     "simulate": "pliant.engine.simulate",
+    "events": "pliant.engine.store",
     "trained": "pliant.engine.simulate",
     "Cluster": "pliant.engine.workers",
     "Inline": "pliant.engine.workers",
     "Processes": "pliant.engine.workers",
+    "Exploration": "pliant.explore",
+    "Nsga2": "pliant.explore",
+    "Objective": "pliant.explore",
+    "Profile": "pliant.explore",
+    "Table": "pliant.explore",
+    "load_table": "pliant.explore",
+    "save_table": "pliant.explore",
+    "uniform_table": "pliant.explore",
     "Coherent": "pliant.methods",
     "Distreal": "pliant.methods",
     "Elfish": "pliant.methods",
@@ -117,8 +135,6 @@ _WHERE = {
     "Subnet": "pliant.nn.subnet",
     "params_of": "pliant.params",
     "stream": "pliant.rng",
-    "Table": "pliant.search",
-    "uniform_table": "pliant.search",
 }
 
 

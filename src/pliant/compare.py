@@ -7,17 +7,17 @@ import itertools
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pliant.engine.ledger import RoundRecord
-from pliant.engine.simulate import simulate
 from pliant.engine.store import events
 from pliant.engine.workers import AnyWorkers, Inline, opened
-from pliant.experiment import Experiment, begin, build, overridden, recall
+from pliant.experiment import Experiment, begin, build, overridden, recall, records, resolved
 from pliant.params import Params
+from pliant.score import c3
 from pliant.value import decode, encode
 
 
@@ -71,7 +71,7 @@ def _member(path: Path, raw: dict[str, Any], chosen: Iterable[tuple[str, str, An
         made = _with(made, key.split("."), value)
         varied.append((key, name))
     try:
-        return Member(tuple(varied), decode(made, Experiment))
+        return Member(tuple(varied), decode(resolved(made, path.parent), Experiment))
     except ValueError as error:
         which = ", ".join(f"{key} = {name}" for key, name in varied)
         raise ValueError(f"{path} with {which or 'no matrix'}: {error}") from None
@@ -117,15 +117,7 @@ def _nothing() -> None:
 def _perform(folder: Path, world: None, shared: Params, member: Member) -> int:
     experiment = member.experiment
     net, data = build(experiment)
-    rounds = simulate(
-        experiment.method,
-        net,
-        data,
-        experiment.fleet,
-        setting=experiment.setting,
-        workers=Inline(),
-        folder=folder / member.name,
-    )
+    rounds = records(experiment, net, data, workers=Inline(), folder=folder / member.name)
     return sum(1 for _ in rounds)
 
 
@@ -154,6 +146,12 @@ class Row:
     megabytes: float  # up and down
     utilisation: float
     lost: float  # share of tasks that were not merged
+    best: float  # mean of the best accuracy of each run
+    local: float | None  # mean accuracy after local training, where devices have their own tests
+    forward: float | None  # GMACs of forward passes on clients of a split method
+    total: float | None  # and with the server's
+    paper_megabytes: float | None  # four bytes for each number that is not zero
+    c3: float = 0.0  # under the largest costs in the table
 
 
 def table(found: Sequence[Member], folder: Path, target: float) -> list[Row]:
@@ -163,7 +161,22 @@ def table(found: Sequence[Member], folder: Path, target: float) -> list[Row]:
         lines = events(folder / member.name)
         rounds = [line for line in lines if isinstance(line, RoundRecord)]
         groups.setdefault(member.group, []).append(rounds)
-    return [_row(group, runs, target) for group, runs in groups.items()]
+    rows = [_row(group, runs, target) for group, runs in groups.items()]
+    most_sent = max((row.megabytes for row in rows), default=0.0)
+    most_macs = max((row.gigamacs for row in rows), default=0.0)
+    return [
+        replace(
+            row,
+            c3=c3(
+                row.accuracy[0],
+                row.megabytes,
+                row.gigamacs,
+                most_sent=most_sent,
+                most_macs=most_macs,
+            ),
+        )
+        for row in rows
+    ]
 
 
 def _row(group: tuple[tuple[str, str], ...], runs: list[list[RoundRecord]], target: float) -> Row:
@@ -185,7 +198,26 @@ def _row(group: tuple[tuple[str, str], ...], runs: list[list[RoundRecord]], targ
         sum(line.useful for run in runs for line in run)
         / sum(line.available for run in runs for line in run),
         1 - sum(line.merged for run in runs for line in run) / max(1, tasks),
+        statistics.fmean(max(line.accuracy or 0.0 for line in run) for run in runs),
+        _local([run[-1] for run in runs]),
+        *_exchanged(runs),
     )
+
+
+def _local(last: list[RoundRecord]) -> float | None:
+    found = [line.personal.local for line in last if line.personal is not None]
+    scores = [score for score in found if score is not None]
+    return statistics.fmean(scores) if scores else None
+
+
+def _exchanged(runs: list[list[RoundRecord]]) -> tuple[float | None, float | None, float | None]:
+    parts = [line.exchange for run in runs for line in run if line.exchange is not None]
+    if not parts:
+        return None, None, None
+    forward = sum(part.forward for part in parts) / len(runs)
+    server = sum(part.server for part in parts) / len(runs)
+    nonzero = sum(part.nonzero for part in parts) / len(runs)
+    return forward / 1e9, (forward + server) / 1e9, nonzero / 1e6
 
 
 def _narrow(last: list[RoundRecord]) -> float | None:

@@ -32,11 +32,12 @@ def elastic(*networks: str, seconds: float = 20.0, memory: bool = True, json: bo
         JSON lines instead of a table.
     """
     from pliant.cli import bench_elastic
+    from pliant.hints import nearest
     from pliant.nn.models import MODELS
 
     unknown = [name for name in networks if name not in MODELS]
     if unknown:
-        raise ValueError(f"Expected one of {', '.join(sorted(MODELS))}, got {unknown[0]!r}")
+        raise ValueError(f"unknown network {unknown[0]!r}{nearest(unknown[0], MODELS)}")
     for name in networks or tuple(MODELS):
         found = bench_elastic.measure(name, seconds)
         peaks = bench_elastic.peak(name) if memory else {}

@@ -60,7 +60,7 @@ class Batches:
         if self.augment is not None:
             rng = stream(self.seed, "augment", *self.address, number)
             pixels = self.augment.apply(pixels, rng)
-        return self.images.normalise(pixels), self.images.labels[chosen]
+        return self.images.normalise(pixels, chosen), self.images.labels[chosen]
 
     def __iter__(self) -> Iterator[Batch]:
         return (self[number] for number in range(len(self)))

@@ -20,6 +20,7 @@ class Federated:
     proxy: Images
     devices: Shares  # the indices into `train` of each device
     proxy_indices: NDArray[np.int64]
+    tests: Shares = ()  # the indices into `test` of each device, where each has its own
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -31,6 +32,10 @@ class Federated:
     def sizes(self) -> tuple[int, ...]:
         """Return how many images each device has."""
         return tuple(len(share) for share in self.devices)
+
+    def test_of(self, device: int) -> NDArray[np.int64]:
+        """Return the indices of the test images of one device: its own, or all."""
+        return self.tests[device] if self.tests else np.arange(len(self.test))
 
     def summary(self) -> str:
         """Say in one line what the devices and the proxy part hold."""

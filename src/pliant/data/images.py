@@ -27,6 +27,7 @@ class Images:
     std: tuple[float, ...]
     groups: Tensor | None = None  # (n,), int64: who made each image
     name: str = "images"
+    by_group: tuple[Statistics, ...] = ()  # one for each group, in the place of mean and std
 
     def __post_init__(self) -> None:
         _check(self)
@@ -92,16 +93,23 @@ class Images:
     def normalised(self, indices: Indices | Tensor | slice | None = None) -> Tensor:
         """Return the images at these indices (all, if none are given) as float32."""
         if indices is None:
-            return self.normalise(self.pixels)
-        if isinstance(indices, slice):
-            return self.normalise(self.pixels[indices])
-        return self.normalise(self.pixels[torch.as_tensor(indices, dtype=torch.int64)])
+            indices = slice(None)
+        if not isinstance(indices, slice):
+            indices = torch.as_tensor(indices, dtype=torch.int64)
+        return self.normalise(self.pixels[indices], indices)
 
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """Turn pixels of this set into float32 of mean 0 and deviation 1 per channel."""
+    def normalise(self, pixels: Tensor, indices: Tensor | slice | None = None) -> Tensor:
+        """Turn pixels of this set into float32 of mean 0 and deviation 1 per channel.
+
+        Where groups have statistics of their own, `indices` says whose pixels these are.
+        """
         unit = 255.0 if pixels.dtype == torch.uint8 else 1.0
-        mean = torch.tensor([value * unit for value in self.mean]).view(-1, 1, 1)
-        std = torch.tensor([value * unit for value in self.std]).view(-1, 1, 1)
+        if self.by_group and self.groups is not None and indices is not None:
+            found = torch.tensor(self.by_group)[self.groups[indices]] * unit
+            mean, std = (part.view(*part.shape, 1, 1) for part in found.unbind(1))
+        else:
+            mean = torch.tensor([value * unit for value in self.mean]).view(-1, 1, 1)
+            std = torch.tensor([value * unit for value in self.std]).view(-1, 1, 1)
         return (pixels.to(torch.float32) - mean).div_(std)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pliant.data.federated import Source
+from pliant.data.federated import Federated, Source
 from pliant.data.images import Images, Indices, Statistics
 from pliant.data.named import cifar10, cifar100, fashion_mnist, mnist, notmnist
 from pliant.rng import stream
@@ -86,6 +86,44 @@ def mixed_cifar(root: Path | None = None, seed: int = 0) -> Mixture:
     return Mixture("mixed_cifar", tuple(clients), classes=10)
 
 
+def federated(
+    mixture: Mixture, *, samples: int | None = None, tests: int | None = None, seed: int = 0
+) -> Federated:
+    """Join the clients of a mixture into data shared among as many devices.
+
+    Each device keeps its own test images. `samples` and `tests` bound how many training and test
+    images each has, drawn by the seed. The proxy part is what clients hold back for validation.
+    """
+    clients = mixture.clients
+    train, devices = _joined(mixture, [client.train for client in clients], samples, seed, "train")
+    test, own = _joined(mixture, [client.test for client in clients], tests, seed, "test")
+    proxy, _ = _joined(mixture, [client.validation for client in clients], None, seed, "proxy")
+    return Federated(train, test, proxy, devices, np.zeros(0, np.int64), own)
+
+
+def _joined(
+    mixture: Mixture, parts: list[Images], most: int | None, seed: int, what: str
+) -> tuple[Images, tuple[Indices, ...]]:
+    chosen = []
+    for number, part in enumerate(parts):
+        order = stream(seed, "mixture", mixture.name, what, number).permutation(len(part))
+        chosen.append(np.sort(order[:most]))
+    ends = np.cumsum([len(places) for places in chosen])
+    shares = tuple(np.split(np.arange(ends[-1]), ends[:-1]))
+    pairs = list(zip(parts, chosen, strict=True))
+    joined = Images(
+        torch.cat([part.pixels[torch.from_numpy(places)] for part, places in pairs]),
+        torch.cat([part.labels[torch.from_numpy(places)] for part, places in pairs]),
+        mixture.classes,
+        parts[0].mean,
+        parts[0].std,
+        torch.repeat_interleave(torch.tensor([len(places) for places in chosen])),
+        mixture.name,
+        tuple((part.mean, part.std) for part in parts),
+    )
+    return joined, shares
+
+
 def noniid_client(source: Source, statistics: Statistics, seed: int) -> Client:
     """Take five classes of a source, as 3x32x32 images with labels 0 to 4, in three parts."""
     name = source.train.name
@@ -122,3 +160,9 @@ def _pooled(source: Source) -> tuple[Tensor, Tensor]:
 
 def _members(labels: Tensor, classes: Indices) -> Indices:
     return np.flatnonzero(np.isin(labels.numpy(), classes))
+
+
+MIXTURES: dict[str, Callable[[Path | None, int], Mixture]] = {
+    "mixed_noniid": mixed_noniid,
+    "mixed_cifar": mixed_cifar,
+}

@@ -5,11 +5,25 @@ from collections.abc import Iterable
 from itertools import groupby, pairwise
 from math import isclose
 
-from pliant.engine.evaluate import Score
-from pliant.value import Value
+from msgspec import Struct
+
+from pliant.engine.evaluate import Personal, Score
 
 
-class TaskRecord(Value, frozen=True, tag="task"):
+class Exchange(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the exchanges of a split method added to a task, or to a round."""
+
+    forward: float  # MACs of the clients' forward passes, the only ones that AdaSplit counts
+    server: float  # MACs of the server's forward passes
+    uplinks: int  # messages
+    dense: int  # bytes of activations and gradients at four a number
+    nonzero: int  # bytes as AdaSplit counts them: four for each number that is not zero
+    relayed: int  # bytes of clients' parts that went to another client or to be merged
+    waited: float  # seconds, virtual
+    refused: dict[str, int]  # messages that were refused, by the reason
+
+
+class TaskRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="task"):
     """One task: a device in a round. It has exactly one end."""
 
     round: int
@@ -28,9 +42,10 @@ class TaskRecord(Value, frozen=True, tag="task"):
     starts: tuple[float, ...] = ()  # of its mini-batches, since the round's start
     ends: tuple[float, ...] = ()
     rows: tuple[int, ...] = ()  # of the method's table
+    exchange: Exchange | None = None  # of a split method
 
 
-class RoundRecord(Value, frozen=True, tag="round"):
+class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
     """One round: the sums over its tasks, the clock, and the score if it was evaluated."""
 
     round: int
@@ -51,10 +66,14 @@ class RoundRecord(Value, frozen=True, tag="round"):
     score: Score | None = None
     narrow: Score | None = None  # without the filters that were never trained, if there are any
     digest: str | None = None  # of the network, where it was saved
+    exchange: Exchange | None = None  # of a split method
+    personal: Personal | None = None  # where devices have test images of their own
 
     @property
     def accuracy(self) -> float | None:
-        """Return the accuracy, if the network was evaluated."""
+        """Return the accuracy, if the network was evaluated: the mean over devices' own tests."""
+        if self.personal is not None:
+            return self.personal.accuracy
         return None if self.score is None else self.score.accuracy
 
     @property
@@ -66,7 +85,7 @@ class RoundRecord(Value, frozen=True, tag="round"):
 Record = TaskRecord | RoundRecord
 
 MERGED = ("finished", "partial")
-EXACT = ("tasks", "merged", "ends", "samples", "steps", "down", "up")
+EXACT = ("tasks", "merged", "ends", "samples", "steps", "down", "up", "exchange")
 CLOSE = ("macs", "useful", "available", "busy", "joules", "loss")
 
 
@@ -90,6 +109,25 @@ def summed(number: int, seconds: float, tasks: list[TaskRecord]) -> RoundRecord:
         busy=sum(task.seconds for task in tasks),
         joules=sum(task.joules for task in tasks),
         loss=sum(losses) / len(losses) if losses else None,
+        exchange=_exchanged([task.exchange for task in tasks if task.exchange is not None]),
+    )
+
+
+def _exchanged(parts: list[Exchange]) -> Exchange | None:
+    if not parts:
+        return None
+    refused: Counter[str] = Counter()
+    for part in parts:
+        refused.update(part.refused)
+    return Exchange(
+        forward=sum(part.forward for part in parts),
+        server=sum(part.server for part in parts),
+        uplinks=sum(part.uplinks for part in parts),
+        dense=sum(part.dense for part in parts),
+        nonzero=sum(part.nonzero for part in parts),
+        relayed=sum(part.relayed for part in parts),
+        waited=sum(part.waited for part in parts),
+        refused=dict(refused),
     )
 
 
@@ -127,7 +165,8 @@ def _check_round(total: RoundRecord, tasks: list[TaskRecord], number: int, clock
         raise ValueError(f"{where}: expected one end a device, in rising order, got {devices}")
     for task in tasks:
         _check_task(f"{where}, device {task.device}", task)
-        _check_steps(f"{where}, device {task.device}", task, clock, total.seconds)
+        if task.exchange is None:  # the mini-batches of a split method wait for one another
+            _check_steps(f"{where}, device {task.device}", task, clock, total.seconds)
     wanted = summed(total.round, total.seconds, tasks)
     for name in (*EXACT, *CLOSE):
         left, right = getattr(total, name), getattr(wanted, name)
