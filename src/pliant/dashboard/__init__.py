@@ -1,0 +1,1 @@
+"""The dashboard: runs in the browser, while they go on."""

@@ -1,0 +1,69 @@
+"""What the page needs of a search: how much each vector costs and learns, and the front so far."""
+
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pliant.dashboard.tail import Tail
+
+POINTS = 1500  # of the cloud behind the front, the newest ones
+COST = "mean share of filters that are kept"
+
+
+class _Trial(msgspec.Struct):
+    rates: tuple[float, ...] = ()
+    accuracy: float | None = None
+
+
+_trials = msgspec.json.Decoder(_Trial)
+
+
+class Search:
+    """One search: the short trainings so far, by their vector of rates."""
+
+    def __init__(self, path: Path) -> None:
+        self._tail = Tail(path)
+        self._known = 0
+        self._found: dict[tuple[float, ...], tuple[float, int]] = {}
+
+    def __len__(self) -> int:
+        return self._known
+
+    def feed(self) -> bool:
+        """Take in the next part of the file; tell whether there was something."""
+        is_cut, text = self._tail.look()
+        if is_cut:
+            self._known = 0
+            self._found.clear()
+        for raw in text.splitlines():
+            try:
+                trial = _trials.decode(raw)
+            except msgspec.DecodeError:
+                continue  # damaged: the search leaves it out too
+            if trial.accuracy is not None and trial.rates:
+                total, count = self._found.get(trial.rates, (0.0, 0))
+                self._found[trial.rates] = (total + trial.accuracy, count + 1)
+                self._known += 1
+        return bool(text)
+
+    def shown(self) -> dict[str, Any]:
+        """Return the newest vectors and the front of all; both come whole each time."""
+        points = [
+            (1 - sum(rates) / len(rates), total / count)
+            for rates, (total, count) in self._found.items()
+        ]
+        return {"cost": COST, "points": points[-POINTS:], "front": front(points)}
+
+
+def front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points that no cheaper one equals or beats, by rising cost.
+
+    >>> from pliant.dashboard.trials import front
+    >>> front([(0.5, 0.6), (0.5, 0.7), (1.0, 0.65), (0.9, 0.8)])
+    [(0.5, 0.7), (0.9, 0.8)]
+    """
+    order = sorted(points, key=lambda point: (point[0], -point[1]))
+    best = [-1.0, *accumulate((gain for _, gain in order), max)]
+    return [point for point, before in zip(order, best, strict=False) if point[1] > before]
