@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pliant.engine.simulate import Setting as Setting
     from pliant.engine.simulate import simulate as simulate
     from pliant.engine.simulate import trained as trained
+    from pliant.engine.split import simulate_split as simulate_split
+    from pliant.engine.split_dry import dry_run as dry_run
     from pliant.engine.store import events as events
     from pliant.engine.workers import Cluster as Cluster
     from pliant.engine.workers import Inline as Inline
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from pliant.methods import ServerAdam as ServerAdam
     from pliant.methods import ServerSgd as ServerSgd
     from pliant.nn import models as models
+    from pliant.nn.cut import cut as cut
+    from pliant.nn.cut import cuts as cuts
     from pliant.nn.elastic import Elastic as Elastic
     from pliant.nn.elastic import elastic as elastic
     from pliant.nn.learner import Learner as Learner
@@ -70,6 +74,11 @@ if TYPE_CHECKING:
     from pliant.nn.subnet import Subnet as Subnet
     from pliant.params import params_of as params_of
     from pliant.rng import stream as stream
+    from pliant.score import c3 as c3
+    from pliant.split import AdaSplit as AdaSplit
+    from pliant.split import Payload as Payload
+    from pliant.split import Split as Split
+    from pliant.split import SplitFed as SplitFed
 
 # Found on first use, so that `import pliant` and the command line start without torch.
 _MODULES = {"data": "pliant.data", "models": "pliant.nn.models"}
@@ -97,6 +106,8 @@ _WHERE = {
     "search": "pliant.engine.search",
     "Setting": "pliant.engine.simulate",
     "simulate": "pliant.engine.simulate",
+    "simulate_split": "pliant.engine.split",
+    "dry_run": "pliant.engine.split_dry",
     "events": "pliant.engine.store",
     "trained": "pliant.engine.simulate",
     "Cluster": "pliant.engine.workers",
@@ -125,6 +136,8 @@ _WHERE = {
     "Schedule": "pliant.methods",
     "ServerAdam": "pliant.methods",
     "ServerSgd": "pliant.methods",
+    "cut": "pliant.nn.cut",
+    "cuts": "pliant.nn.cut",
     "Elastic": "pliant.nn.elastic",
     "elastic": "pliant.nn.elastic",
     "Learner": "pliant.nn.learner",
@@ -135,6 +148,11 @@ _WHERE = {
     "Subnet": "pliant.nn.subnet",
     "params_of": "pliant.params",
     "stream": "pliant.rng",
+    "c3": "pliant.score",
+    "AdaSplit": "pliant.split",
+    "Payload": "pliant.split",
+    "Split": "pliant.split",
+    "SplitFed": "pliant.split",
 }
 
 

@@ -20,7 +20,7 @@ from pliant.engine.ledger import RoundRecord
 from pliant.engine.rules import Rules
 from pliant.engine.select import Selection
 from pliant.engine.simulate import Setting, simulate
-from pliant.engine.split import split
+from pliant.engine.split import simulate_split
 from pliant.engine.workers import AnyWorkers, Processes
 from pliant.explore import Exploration, load_table
 from pliant.hints import nearest
@@ -69,6 +69,14 @@ class Experiment(Value, frozen=True):
     workers: AnyWorkers = Processes()
     server_speed: Positive | None = None  # MAC/s, for split methods; None: no time is charged
     search: Exploration | None = None  # what `pliant search` does with the same file
+
+    @property
+    def federated(self) -> AnyMethod:
+        """Return the method where only a federated one will do."""
+        if isinstance(self.method, AnySplit):
+            kind = type(self.method).__name__
+            raise ValueError(f"Expected a federated method, got {kind}, which splits the network")
+        return self.method
 
     @property
     def setting(self) -> Setting:
@@ -209,7 +217,7 @@ def records(
 ) -> Iterator[RoundRecord]:
     """Run an experiment, whichever engine its method asks for, and yield its rounds."""
     if isinstance(experiment.method, AnySplit):
-        return split(
+        return simulate_split(
             experiment.method,
             net,
             data,

@@ -13,7 +13,13 @@ Params = dict[str, Tensor]
 
 
 def params_of(net: nn.Module) -> Params:
-    """Copy a network's parameters and persistent buffers out of it, a tied tensor once."""
+    """Copy a network's parameters and persistent buffers out of it, a tied tensor once.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> list(pl.params_of(torch.nn.Linear(3, 2)))
+    ['weight', 'bias']
+    """
     saved = net.state_dict().keys()
     named = chain(net.named_parameters(), net.named_buffers())
     return {name: tensor.detach().clone() for name, tensor in named if name in saved}

@@ -2,6 +2,7 @@
 
 import platform
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cyclopts import App
@@ -73,6 +74,61 @@ def engine(*, json: bool = False) -> int:
         sys.stdout.write(line.rstrip() + "\n")
         sys.stdout.flush()
     return 0 if is_met else 1
+
+
+@app.command
+def profile(
+    network: str,
+    *,
+    seconds: float = 30.0,
+    subnets: int = 36,
+    batch: int = 32,
+    out: Path | None = None,
+    picture: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Fit how long a training step takes on this machine: a + b · MACs + c · activation bytes.
+
+    Example: pliant bench profile densenet19 --out profile.json --picture profile.png
+
+    Parameters
+    ----------
+    network
+        A bundled network.
+    seconds
+        How long to measure.
+    subnets
+        How many subnets to time; half of them are left out of the fit that is judged.
+    batch
+        Samples in a step.
+    out
+        A JSON file for the profile: what `search.profile` takes.
+    picture
+        A PNG or SVG of MACs and time against the share of dropped filters.
+    json
+        One JSON line with all times.
+    """
+    import msgspec
+
+    from pliant import atomic
+    from pliant.cli import bench_profile
+    from pliant.nn.models import MODELS
+
+    if network not in MODELS:
+        raise ValueError(f"Expected one of {', '.join(sorted(MODELS))}, got {network!r}")
+    if subnets < 8 or batch < 1:
+        raise ValueError(f"Expected 8 subnets or more and a batch, got {subnets} and {batch}")
+    found = bench_profile.measure(network, seconds=seconds, subnets=subnets, batch=batch)
+    if out is not None:
+        atomic.write_bytes(out, msgspec.json.encode(found.profile) + b"\n")
+    if picture is not None:
+        bench_profile.draw(found, picture)
+    fitted = found.profile
+    line = (
+        f"{network}, batch {batch}: {1e3 * fitted.start:.2f} ms + "
+        f"{1e9 * fitted.per_mac:.4f} ns/MAC + {1e9 * fitted.per_byte:.3f} ns/byte; held-out median error {fitted.error:.1%}"
+    )
+    sys.stdout.write((msgspec.json.encode(found).decode() if json else line) + "\n")
 
 
 def _table(found: "Measured", peaks: dict[str, float]) -> str:

@@ -1,4 +1,10 @@
-"""Data: sources as tensors, their partition into devices, mixtures, and seeded batches."""
+"""Data: sources as tensors, their partition into devices, mixtures, and seeded batches.
+
+>>> import pliant as pl
+>>> digits = pl.data.digits()
+>>> len(digits.train), len(digits.test)
+(8000, 2000)
+"""
 
 from pliant.data.batch import Batches as Batches
 from pliant.data.batch import CropFlip as CropFlip

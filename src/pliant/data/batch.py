@@ -15,7 +15,13 @@ Batch = tuple[Tensor, Tensor]  # (batch, channel, h, w) float32 and (batch,) int
 
 
 class CropFlip(Value, frozen=True, tag="crop_flip"):
-    """Shift each image by up to `pad` pixels (black comes in) and mirror half of them."""
+    """Shift each image by up to `pad` pixels (black comes in) and mirror half of them.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> pl.CropFlip(pad=2).apply(torch.ones(4, 1, 8, 8), pl.stream(0, "crop")).shape
+    torch.Size([4, 1, 8, 8])
+    """
 
     pad: Natural = 4
     is_flipped: bool = True

@@ -13,7 +13,15 @@ from pliant.rng import stream
 
 @dataclass(frozen=True, eq=False)
 class Federated:
-    """Training images shared among devices, a proxy part that no device has, and a test part."""
+    """Training images shared among devices, a proxy part that no device has, and a test part.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> images = pl.Images.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
+    >>> data = pl.data.Source(images, images).share(pl.Iid(), devices=4, proxy=8)
+    >>> data.sizes(), len(data.proxy)
+    ((8, 8, 8, 8), 8)
+    """
 
     train: Images
     test: Images

@@ -18,6 +18,12 @@ class Images:
 
     uint8 pixels count from 0 to 255 and `mean` and `std` are those of pixels / 255; pixels that the
     user gives as floats are used as they are, with `mean` and `std` in their own unit.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> images = pl.Images.from_tensors(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 0, 1]))
+    >>> len(images), images.classes, images.shape
+    (4, 2, (1, 8, 8))
     """
 
     pixels: Tensor  # (n, channel, h, w), uint8 or float32

@@ -30,7 +30,13 @@ class Partition(Protocol):
 
 
 class Iid(Value, frozen=True, tag="iid"):
-    """Every device gets a random sample, all of one size (give or take one)."""
+    """Every device gets a random sample, all of one size (give or take one).
+
+    >>> import numpy as np
+    >>> import pliant as pl
+    >>> [len(share) for share in pl.Iid().split(np.zeros(10, int), 4, seed=0)]
+    [3, 3, 2, 2]
+    """
 
     def split(
         self, labels: Numbers, devices: int, seed: int, groups: Numbers | None = None
@@ -41,7 +47,14 @@ class Iid(Value, frozen=True, tag="iid"):
 
 
 class Unequal(Value, frozen=True, tag="unequal"):
-    """Random samples of log-normal sizes; `spread` is the deviation of the logarithm, 0 is iid."""
+    """Random samples of log-normal sizes; `spread` is the deviation of the logarithm, 0 is iid.
+
+    >>> import numpy as np
+    >>> import pliant as pl
+    >>> shares = pl.Unequal(spread=1.0).split(np.zeros(100, int), 4, seed=0)
+    >>> sum(len(share) for share in shares)
+    100
+    """
 
     spread: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
 
@@ -55,7 +68,14 @@ class Unequal(Value, frozen=True, tag="unequal"):
 
 
 class Dirichlet(Value, frozen=True, tag="dirichlet"):
-    """Each class is shared out by its own Dirichlet draw: small `alpha` is skewed, large is iid."""
+    """Each class is shared out by its own Dirichlet draw: small `alpha` is skewed, large is iid.
+
+    >>> import numpy as np
+    >>> import pliant as pl
+    >>> shares = pl.Dirichlet(alpha=0.1).split(np.arange(100) % 2, 4, seed=0)
+    >>> sum(len(share) for share in shares)
+    100
+    """
 
     alpha: Annotated[float, Meta(ge=1e-3, le=1e6)] = 0.5
 
@@ -73,7 +93,15 @@ class Dirichlet(Value, frozen=True, tag="dirichlet"):
 
 
 class Shards(Value, frozen=True, tag="shards"):
-    """Every device gets samples of exactly `classes` classes, chosen at random."""
+    """Every device gets samples of exactly `classes` classes, chosen at random.
+
+    >>> import numpy as np
+    >>> import pliant as pl
+    >>> labels = np.arange(100) % 10
+    >>> shares = pl.Shards(classes=2).split(labels, 5, seed=0)
+    >>> [len(np.unique(labels[share])) for share in shares]
+    [2, 2, 2, 2, 2]
+    """
 
     classes: Count = 2
 
@@ -111,7 +139,15 @@ class Shards(Value, frozen=True, tag="shards"):
 
 
 class ByGroup(Value, frozen=True, tag="by_group"):
-    """All images of a writer (or user) stay together; devices that are fewer take several each."""
+    """All images of a writer (or user) stay together; devices that are fewer take several each.
+
+    >>> import numpy as np
+    >>> import pliant as pl
+    >>> writers = np.array([7, 7, 9, 9])
+    >>> shares = pl.ByGroup().split(np.array([0, 1, 0, 1]), 2, seed=0, groups=writers)
+    >>> sorted(share.tolist() for share in shares)
+    [[0, 1], [2, 3]]
+    """
 
     def split(
         self, labels: Numbers, devices: int, seed: int, groups: Numbers | None = None

@@ -5,9 +5,11 @@ from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pliant.devices.draws import FloatArray, IntArray
 
+BoolArray = NDArray[np.bool_]
 Budget = Literal["as-written", "paced"]
 
 # A row that fits exactly must not be lost to rounding. Deadlines allow for twice as much.
@@ -53,6 +55,7 @@ class Choice(NamedTuple):
 
     row: IntArray
     macs: FloatArray
+    is_short: BoolArray | None = None  # the budget is below the smallest row, which is run anyway
 
 
 class Plan(Protocol):
@@ -105,7 +108,8 @@ class Rows:
     def choose(self, moment: Moment, macs: FloatArray) -> Choice:
         """Return the largest row that costs each device no more than this, or the first."""
         row = self.fit(macs / moment.full)
-        return Choice(row, self.column[row] * moment.full)
+        is_short = macs / moment.full * (1 + ROUNDING) < self.column[0]
+        return Choice(row, self.column[row] * moment.full, is_short)
 
 
 @dataclass(frozen=True)
@@ -176,4 +180,6 @@ class Given:
         order = np.argsort(self.moment.devices)
         place = order[np.searchsorted(self.moment.devices, moment.devices, sorter=order)]
         share = self.choice.macs[place] / self.moment.full[place]
-        return Choice(self.choice.row[place], share * moment.full)
+        short = self.choice.is_short
+        is_short = None if short is None else short[place]
+        return Choice(self.choice.row[place], share * moment.full, is_short)

@@ -17,7 +17,12 @@ from pliant.value import Count, Value
 
 
 class Evaluation(Value, frozen=True):
-    """How often and how the network is evaluated."""
+    """How often and how the network is evaluated.
+
+    >>> import pliant as pl
+    >>> pl.Evaluation(every=5, statistics=pl.Running()).every
+    5
+    """
 
     every: Count = 1  # rounds; the last one always is
     statistics: Statistics = Reestimated()

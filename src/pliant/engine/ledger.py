@@ -24,7 +24,13 @@ class Exchange(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="task"):
-    """One task: a device in a round. It has exactly one end."""
+    """One task: a device in a round. It has exactly one end.
+
+    >>> import pliant as pl
+    >>> task = pl.TaskRecord(0, 7, "late", 0, 0, 5e6, 0.0, 9e6, 1000, 0, 1.0, 0.0)
+    >>> task.device, task.end, task.useful
+    (7, 'late', 0.0)
+    """
 
     round: int
     device: int
@@ -42,11 +48,23 @@ class TaskRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="task"):
     starts: tuple[float, ...] = ()  # of its mini-batches, since the round's start
     ends: tuple[float, ...] = ()
     rows: tuple[int, ...] = ()  # of the method's table
+    short: int = 0  # mini-batches whose budget was below the smallest row, which was run anyway
     exchange: Exchange | None = None  # of a split method
 
 
 class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
-    """One round: the sums over its tasks, the clock, and the score if it was evaluated."""
+    """One round: the sums over its tasks, the clock, and the score if it was evaluated.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> images = pl.Images.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
+    >>> data = pl.data.Source(images, images).share(pl.Iid(), devices=4, proxy=8)
+    >>> fleet = pl.Fleet(size=4)
+    >>> net = pl.models.digits_cnn()
+    >>> [record] = pl.simulate(pl.FedAvg(), net, data, fleet, rounds=1)
+    >>> record.tasks, record.ends, record.seconds
+    (4, {'finished': 4}, 1.0)
+    """
 
     round: int
     seconds: float  # virtual, at the close of the round

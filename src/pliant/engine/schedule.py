@@ -47,6 +47,7 @@ class Timetable:
     row: IntArray
     planned: FloatArray  # MACs
     macs: FloatArray  # as realised
+    is_short: NDArray[np.bool_]  # the smallest row was run although the budget was below it
     ends: NDArray[np.int8]  # (device,): an `End` each
     used: IntArray
     arrival: FloatArray
@@ -163,6 +164,7 @@ class _Log(NamedTuple):
     row: IntArray
     planned: FloatArray
     macs: FloatArray
+    is_short: NDArray[np.bool_]
 
     def finish(self, tasks: Tasks) -> FloatArray:
         steps = np.count_nonzero(tasks.full, axis=1)
@@ -208,7 +210,14 @@ def _run(
     """Let every device go on, step after step, until it is through or its last moment is past."""
     shape = tasks.full.shape
     never = np.full(shape, np.inf)
-    log = _Log(never, never.copy(), np.full(shape, -1), np.zeros(shape), np.zeros(shape))
+    log = _Log(
+        never,
+        never.copy(),
+        np.full(shape, -1),
+        np.zeros(shape),
+        np.zeros(shape),
+        np.zeros(shape, np.bool_),
+    )
     live, now = np.arange(shape[0]), clock.begin
     for step in range(shape[1]):
         goes_on = (tasks.full[live, step] > 0) & (now < last[live])
@@ -216,7 +225,8 @@ def _run(
             live, now, path = live[goes_on], now[goes_on], path.rows(np.flatnonzero(goes_on))
         if plan.is_held and step:
             share = log.planned[live, 0] / tasks.full[live, 0]
-            choice = Choice(log.row[live, 0], share * tasks.full[live, step])
+            planned = share * tasks.full[live, step]
+            choice = Choice(log.row[live, 0], planned, log.is_short[live, 0])
         else:
             # a plan that is held was made by the server, before the download
             speed = path.speed(np.zeros_like(now) if plan.is_held else now)
@@ -228,6 +238,8 @@ def _run(
         log.row[live, step] = choice.row
         log.planned[live, step] = choice.macs
         log.macs[live, step] = macs
+        if choice.is_short is not None:
+            log.is_short[live, step] = choice.is_short
         now = end
     return log
 

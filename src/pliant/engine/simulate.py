@@ -34,7 +34,12 @@ Event = Literal["open", "close"]
 
 
 class Setting(Value, frozen=True):
-    """How rounds are run, whatever the method."""
+    """How rounds are run, whatever the method.
+
+    >>> import pliant as pl
+    >>> pl.Setting(rounds=20, per_round=5, rules=pl.Rules(late="partial")).rules.late
+    'partial'
+    """
 
     rounds: Count = 100
     per_round: Count = 10
@@ -101,6 +106,16 @@ def simulate(
     network is left as it is. `source` makes the network and the data anew in a worker process,
     where copying them there would cost more. When `is_stopped` says so, the run saves itself and
     ends.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> images = pl.Images.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
+    >>> data = pl.data.Source(images, images).share(pl.Iid(), devices=4, proxy=8)
+    >>> fleet = pl.Fleet(size=4, speed=pl.Changing(low=0.25, high=1.0, per_round=2.0))
+    >>> setting = pl.Setting(rounds=2, per_round=2, rules=pl.Rules(late="partial"))
+    >>> rounds = pl.simulate(pl.Distreal(), pl.models.digits_cnn(), data, fleet, setting=setting)
+    >>> [record.tasks for record in rounds]
+    [2, 2]
     """
     setting = setting or Setting()
     if rounds is not None:
@@ -335,6 +350,7 @@ def _recorded(
                 starts=tuple(table.start[place, : begun[place]].tolist()),
                 ends=tuple(table.end[place, : ended[place]].tolist()),
                 rows=tuple(table.row[place, : begun[place]].tolist()),
+                short=int(table.is_short[place, : begun[place]].sum()),
             )
         )
     return found
@@ -348,7 +364,21 @@ def _end(table: Timetable, place: int, update: Update | None, reason: str | None
 
 
 def trained(folder: Path) -> Params:
-    """Return the network that the run in a folder has come to."""
+    """Return the network that the run in a folder has come to.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import torch
+    >>> import pliant as pl
+    >>> images = pl.Images.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
+    >>> data = pl.data.Source(images, images).share(pl.Iid(), devices=4, proxy=8)
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     net, run = pl.models.digits_cnn(), Path(place, "run")
+    ...     fleet = pl.Fleet(size=4)
+    ...     rounds = list(pl.simulate(pl.FedAvg(), net, data, fleet, rounds=1, folder=run))
+    ...     net.load_state_dict(pl.trained(run))
+    <All keys matched successfully>
+    """
     found = newest(folder)
     if found is None:
         raise ValueError(f"{folder}: expected a run with a checkpoint, found none")

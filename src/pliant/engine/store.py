@@ -89,7 +89,21 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def events(folder: Path) -> Iterator[Record]:
-    """Yield the records of the run in a folder."""
+    """Yield the records of the run in a folder.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import torch
+    >>> import pliant as pl
+    >>> images = pl.Images.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
+    >>> data = pl.data.Source(images, images).share(pl.Iid(), devices=4, proxy=8)
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     net, run = pl.models.digits_cnn(), Path(place, "run")
+    ...     fleet = pl.Fleet(size=4)
+    ...     rounds = list(pl.simulate(pl.FedAvg(), net, data, fleet, rounds=1, folder=run))
+    ...     [type(event).__name__ for event in pl.events(run)]
+    ['TaskRecord', 'TaskRecord', 'TaskRecord', 'TaskRecord', 'RoundRecord']
+    """
     kind: Any = Record  # a union is no class
     yield from read(folder / "events.jsonl", kind)
 

@@ -19,7 +19,12 @@ R = TypeVar("R")
 
 
 class Inline(Value, frozen=True, tag="inline"):
-    """Perform the jobs one after another in this process."""
+    """Perform the jobs one after another in this process.
+
+    >>> import pliant as pl
+    >>> pl.Inline()
+    Inline()
+    """
 
 
 class Processes(Value, frozen=True, tag="processes"):
@@ -38,6 +43,10 @@ class Cluster(Value, frozen=True, tag="ray"):
 
     `address` is what `ray.init` takes: `host:port`, `auto` or `ray://host:port`; None starts Ray on
     this machine.
+
+    >>> import pliant as pl
+    >>> pl.Cluster(address="ray://head:10001", count=8).count
+    8
     """
 
     address: str | None = None

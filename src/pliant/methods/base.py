@@ -22,7 +22,13 @@ from pliant.value import Count, Fraction, Value
 
 
 class Schedule(Value, frozen=True):
-    """How the learning rate falls over the rounds: not at all, by steps, or along a cosine."""
+    """How the learning rate falls over the rounds: not at all, by steps, or along a cosine.
+
+    >>> import pliant as pl
+    >>> schedule = pl.Schedule(kind="steps", at=(0.6, 0.8), factor=0.1)
+    >>> [round(schedule.rate(0.1, number, 100), 4) for number in (0, 60, 80)]
+    [0.1, 0.01, 0.001]
+    """
 
     kind: Literal["constant", "steps", "cosine"] = "constant"
     at: tuple[Fraction, ...] = (0.6, 0.8)  # shares of the rounds at which a step is taken
@@ -39,7 +45,12 @@ class Schedule(Value, frozen=True):
 
 
 class Local(Value, frozen=True):
-    """How a device trains: optimiser, batch size, passes over its data."""
+    """How a device trains: optimiser, batch size, passes over its data.
+
+    >>> import pliant as pl
+    >>> pl.Local(optimiser=pl.Sgd(lr=0.05), batch=16, epochs=2).batch
+    16
+    """
 
     optimiser: Optimiser = Sgd(lr=0.1)
     batch: Count = 32

@@ -19,7 +19,12 @@ from pliant.value import Value
 
 
 class Coherent(Value, frozen=True, tag="coherent"):
-    """Shrink and grow along one order of filters; average per coordinate by the steps it had."""
+    """Shrink and grow along one order of filters; average per coordinate by the steps it had.
+
+    >>> import pliant as pl
+    >>> pl.Coherent(filters="prefix").budget
+    'paced'
+    """
 
     table: Table | None = None  # None: equal rates for all sites
     local: Local = Local()

@@ -22,6 +22,10 @@ class Distreal(Value, frozen=True, tag="distreal"):
     The last fields are its ablations: equal rates for all sites in the place of the table; filters
     that are the first of one random order a round; rates that are chosen once, at the round's
     start, for `margin` times the speed; another merge.
+
+    >>> import pliant as pl
+    >>> pl.Distreal(budget="paced", local=pl.Local(batch=16)).merging
+    'macs'
     """
 
     table: Table | None = None  # None: equal rates for all sites

@@ -29,6 +29,10 @@ class Elfish(Value, frozen=True, tag="elfish"):
 
     The whole network travels; what a device has masked comes back unchanged, and a device counts by
     the share of filters that it has trained.
+
+    >>> import pliant as pl
+    >>> pl.Elfish(top=0.25, margin=0.7).least
+    0.25
     """
 
     local: Local = Local()

@@ -20,6 +20,10 @@ class FedAvg(Value, frozen=True, tag="fedavg"):
     """Train the full network on every device and average by samples.
 
     With a server optimiser it is FedAvgM (`ServerSgd(momentum=0.9)`) or FedAdam (`ServerAdam()`).
+
+    >>> import pliant as pl
+    >>> pl.FedAvg(server=pl.ServerSgd(momentum=0.9)).weigh
+    'samples'
     """
 
     local: Local = Local()

@@ -20,6 +20,10 @@ class FedNova(Value, frozen=True, tag="fednova"):
 
     With p the shares of the data and tau the steps, the change is
     ``(sum p tau) · sum p change / tau``.
+
+    >>> import pliant as pl
+    >>> pl.FedNova(local=pl.Local(batch=16)).local.batch
+    16
     """
 
     local: Local = Local()

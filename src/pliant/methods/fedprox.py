@@ -33,6 +33,11 @@ class FedProx(Value, frozen=True, tag="fedprox"):
 
     With mu = 0 and the deadline rule `partial` it is the plain rival of every method that trains
     parts: the full network, sent as far as it got.
+
+    >>> import pliant as pl
+    >>> rival, rules = pl.FedProx(mu=0.0), pl.Rules(late="partial")
+    >>> rival.mu, rules.late
+    (0.0, 'partial')
     """
 
     mu: NonNegative = 0.01

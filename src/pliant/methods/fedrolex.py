@@ -23,7 +23,12 @@ Width = Annotated[float, Meta(gt=0.0, le=1.0)]
 
 
 class FedRolex(Value, frozen=True, tag="fedrolex"):
-    """Train a window of each site's filters; all devices of a round begin at the same filter."""
+    """Train a window of each site's filters; all devices of a round begin at the same filter.
+
+    >>> import pliant as pl
+    >>> pl.FedRolex(widths=(0.25, 0.5, 1.0)).widths[-1]
+    1.0
+    """
 
     local: Local = Local()
     widths: tuple[Width, ...] = ()  # like (0.0625, 0.125, 0.25, 0.5, 1); none: any from `least` on

@@ -41,6 +41,10 @@ class Fjord(Value, frozen=True, tag="fjord"):
 
     `distilled` lets the device's widest network teach the drawn one in the same step. `dynamic`
     draws nothing: the width is the largest that fits at the moment.
+
+    >>> import pliant as pl
+    >>> pl.Fjord(dynamic=True, budget="paced").widths
+    (0.2, 0.4, 0.6, 0.8, 1.0)
     """
 
     local: Local = Local()

@@ -38,6 +38,11 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
     """Train the first filters of every site; average each coordinate over those who have it.
 
     Widths are s^0, s^1, … for so many levels, or anything between the least and 1 with `fine`.
+
+    >>> import pliant as pl
+    >>> method = pl.HeteroFl(s=0.5, levels=3)
+    >>> [method.s**level for level in range(method.levels)]
+    [1.0, 0.5, 0.25]
     """
 
     local: Local = Local()

@@ -36,6 +36,10 @@ class Scaffold(Value, frozen=True, tag="scaffold"):
 
     `devices` is the paper's N, over which the server's variate is the mean; without it, the mean is
     over the devices that have been seen so far.
+
+    >>> import pliant as pl
+    >>> pl.Scaffold(devices=100).lr
+    1.0
     """
 
     local: Local = Local()

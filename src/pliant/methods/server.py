@@ -18,7 +18,12 @@ from pliant.value import Positive, Value
 
 
 class ServerSgd(Value, frozen=True, tag="sgd"):
-    """Go along the mean change; with momentum this is FedAvgM."""
+    """Go along the mean change; with momentum this is FedAvgM.
+
+    >>> import pliant as pl
+    >>> pl.FedAvg(server=pl.ServerSgd(momentum=0.9)).server.momentum  # FedAvgM
+    0.9
+    """
 
     lr: Positive = 1.0
     momentum: Memory = 0.0
@@ -33,7 +38,12 @@ class ServerSgd(Value, frozen=True, tag="sgd"):
 
 
 class ServerAdam(Value, frozen=True, tag="adam"):
-    """Go along the mean change over its typical size, without bias correction: FedAdam."""
+    """Go along the mean change over its typical size, without bias correction: FedAdam.
+
+    >>> import pliant as pl
+    >>> pl.FedAvg(server=pl.ServerAdam(lr=0.03)).server.lr  # FedAdam
+    0.03
+    """
 
     lr: Positive = 0.01
     beta1: Memory = 0.9

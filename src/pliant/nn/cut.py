@@ -44,13 +44,28 @@ class Cut:
 
 
 def cuts(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> list[Place]:
-    """Return every layer after which the network can be cut, in the order of the pass."""
+    """Return every layer after which the network can be cut, in the order of the pass.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> places = pl.cuts(pl.models.lenet_small(), torch.zeros(1, 3, 32, 32))
+    >>> "stage1" in [place.after for place in places]
+    True
+    """
     graph = trace(net, example)
     return [place for _, place in _places(net, graph)]
 
 
 def cut(net: nn.Module, example: Tensor | tuple[Tensor, ...], after: str) -> Cut:
-    """Cut a network after a layer, named as in `net.named_modules()`."""
+    """Cut a network after a layer, named as in `net.named_modules()`.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    >>> parts = pl.cut(net, torch.zeros(1, 4), after="1")
+    >>> parts.server(parts.device(torch.zeros(5, 4))).shape
+    torch.Size([5, 2])
+    """
     graph = trace(net, example)
     found = {place.after: (position, place) for position, place in _places(net, graph, every=True)}
     if after not in found:

@@ -280,6 +280,14 @@ def elastic(
 
     `coupled` draws layers whose outputs are added or multiplied together; `hidden` makes sites of
     hidden linear layers too.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> net = pl.elastic(pl.models.digits_cnn(), torch.zeros(1, 1, 28, 28))
+    >>> [site.filters for site in net.sites]
+    [12, 24]
+    >>> round(net.macs(0.5) / net.macs(0.0), 2)
+    0.33
     """
     graph = trace(net, example)
     decisions = Decisions(coupled)

@@ -18,7 +18,12 @@ State = list[list[Tensor]]  # for each kind of memory, one tensor per parameter
 
 
 class Sgd(Value, frozen=True, tag="sgd"):
-    """Stochastic gradient descent with momentum, L2 decay and clipping by norm (0 is off)."""
+    """Stochastic gradient descent with momentum, L2 decay and clipping by norm (0 is off).
+
+    >>> import pliant as pl
+    >>> pl.Sgd(lr=0.1, momentum=0.9, weight_decay=5e-4).memories
+    1
+    """
 
     lr: Positive = 0.1
     momentum: Memory = 0.0
@@ -43,7 +48,12 @@ class Sgd(Value, frozen=True, tag="sgd"):
 
 
 class Adam(Value, frozen=True, tag="adam"):
-    """Adam (Kingma and Ba, ICLR 2015) with L2 decay added to the gradient, and clipping by norm."""
+    """Adam (Kingma and Ba, ICLR 2015) with L2 decay added to the gradient, and clipping by norm.
+
+    >>> import pliant as pl
+    >>> pl.Local(optimiser=pl.Adam(lr=1e-3, weight_decay=1e-5)).optimiser.lr
+    0.001
+    """
 
     lr: Positive = 1e-3
     beta1: Memory = 0.9

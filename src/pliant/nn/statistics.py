@@ -18,11 +18,21 @@ from pliant.value import Count, Value
 
 
 class Running(Value, frozen=True, tag="running"):
-    """Use the averages that training gathered."""
+    """Use the averages that training gathered.
+
+    >>> import pliant as pl
+    >>> pl.Evaluation(statistics=pl.Running()).statistics
+    Running()
+    """
 
 
 class Reestimated(Value, frozen=True, tag="reestimated"):
-    """Estimate the full network's statistics anew on proxy samples."""
+    """Estimate the full network's statistics anew on proxy samples.
+
+    >>> import pliant as pl
+    >>> pl.Evaluation(statistics=pl.Reestimated(samples=500)).statistics.samples
+    500
+    """
 
     samples: Count = 2000
     batch: Count = 250

@@ -26,7 +26,14 @@ Order = tuple[NDArray[np.int64], ...]
 
 @dataclass(frozen=True, eq=False)
 class Subnet:
-    """The kept filters of every site of one network, and the factor that survivors carry."""
+    """The kept filters of every site of one network, and the factor that survivors carry.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> net = pl.elastic(pl.models.digits_cnn(), torch.zeros(1, 1, 28, 28))
+    >>> net.first(0.5).counts
+    (6, 12)
+    """
 
     network: str  # fingerprint of the elastic network that it belongs to
     masks: tuple[Mask, ...]

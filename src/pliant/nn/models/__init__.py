@@ -1,4 +1,10 @@
-"""The bundled networks: plain torch modules, each built by a function of its number of classes."""
+"""The bundled networks: plain torch modules, each built by a function of its number of classes.
+
+>>> import pliant as pl
+>>> net = pl.models.resnet20(classes=10)
+>>> sum(tensor.numel() for tensor in net.parameters())
+272474
+"""
 
 from collections.abc import Callable, Mapping
 
