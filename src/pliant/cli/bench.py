@@ -126,7 +126,8 @@ def profile(
     fitted = found.profile
     line = (
         f"{network}, batch {batch}: {1e3 * fitted.start:.2f} ms + "
-        f"{1e9 * fitted.per_mac:.4f} ns/MAC + {1e9 * fitted.per_byte:.3f} ns/byte; held-out median error {fitted.error:.1%}"
+        f"{1e9 * fitted.per_mac:.4f} ns/MAC + {1e9 * fitted.per_byte:.3f} ns/byte; "
+        f"held-out median error {fitted.error:.1%}"
     )
     sys.stdout.write((msgspec.json.encode(found).decode() if json else line) + "\n")
 

@@ -1,0 +1,243 @@
+"""Take the core of a device away in the middle of a round, and see whether it still delivers.
+
+    python scripts/contention.py --trials 20 --out contention
+
+Three device processes train the FEMNIST network on the embedded digits: device 0 alone on one core,
+the others on the other one. In each round, when 30 % of its time are gone, another program takes
+half of device 0's core, and leaves it when 90 % are gone. The time of a round is such that the full
+network needs 80 % of it while nothing disturbs. With DISTREAL the device must change its rates
+within two mini-batches and deliver before the deadline in 95 % of the trials; with FedAvg it must
+miss it. The rounds are those of `pliant server`; letters go through the devices' own sockets, as
+Flower's polls would only blur the times. Writes records, `contention.json` and a picture.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pliant.deploy.host import Limits
+from pliant.deploy.letters import Answer, Order, packed, read_answer
+from pliant.deploy.pace import curve_from
+from pliant.deploy.post import Reply
+from pliant.deploy.processes import Child, environment
+from pliant.deploy.rounds import serve
+from pliant.deploy.service import Service
+from pliant.deploy.worker import Setup
+from pliant.engine.job import World, example_of
+from pliant.engine.ledger import TaskRecord, check
+from pliant.engine.store import events
+from pliant.experiment import Experiment, build
+from pliant.nn.elastic import elastic
+from pliant.value import decode, encode
+
+CALM = 0.8  # of a round's time is what the full network needs
+SEED = 18  # with which device 0 has 1,623 of 2,500 samples
+FROM, TO = 0.3, 0.9  # of a round's time is the other program there
+BUSY = "while True: pass"
+METHODS = {
+    "distreal": {"type": "distreal", "choice": "blocks"},
+    "fedavg": {"type": "fedavg"},
+}
+
+
+class Sockets:
+    """A link to workers on this machine; it lets another program disturb device 0."""
+
+    def __init__(self, sockets: list[str], core: int, seconds: float) -> None:
+        self._sockets = sockets
+        self._core = core
+        self._seconds = seconds
+        self._found: list[Reply] = []
+        self.greetings: dict[int, bytes] = {}
+        self.disturbed: list[tuple[float, float]] = []
+
+    def online(self) -> set[int]:
+        return set(range(len(self._sockets)))
+
+    def send(self, letters: dict[int, bytes], *, round: int, seconds: float) -> None:
+        self._found = []
+        began = time.monotonic()
+        for device, letter in letters.items():
+            threading.Thread(target=self._asked, args=(device, letter), daemon=True).start()
+        threading.Thread(target=self._disturb, args=(began,), daemon=True).start()
+
+    def replies(self) -> list[Reply]:
+        found, self._found = self._found, []
+        return found
+
+    def ask(self, device: int, letter: bytes) -> bytes:
+        with connected(self._sockets[device]) as link:
+            link.send_bytes(letter)
+            return link.recv_bytes()
+
+    def _asked(self, device: int, letter: bytes) -> None:
+        raw = self.ask(device, letter)
+        self._found.append(Reply(device, raw))
+
+    def _disturb(self, began: float) -> None:
+        time.sleep(max(0.0, began + FROM * self._seconds - time.monotonic()))
+        command = ["taskset", "-c", str(self._core), sys.executable, "-S", "-c", BUSY]
+        other = subprocess.Popen(command, start_new_session=True)
+        since = time.monotonic() - began
+        time.sleep(max(0.0, began + TO * self._seconds - time.monotonic()))
+        other.kill()
+        other.wait()
+        self.disturbed.append((since, time.monotonic() - began))
+
+
+def connected(path: str) -> Any:
+    """Wait for a worker that is starting."""
+    end = time.monotonic() + 120
+    while True:
+        try:
+            return Client(path, family="AF_UNIX")
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+
+
+def described(method: dict[str, Any], rounds: int, seconds: float) -> Experiment:
+    """Describe the run: device 0 has more than half of the samples."""
+    plain = {
+        "method": method | {"local": {"batch": 32, "optimiser": {"type": "sgd", "lr": 0.05}}},
+        "network": {"name": "femnist_cnn"},
+        "data": {"name": "digits", "proxy": 5500, "partition": {"type": "unequal"}},
+        "fleet": {"size": 3, "round_seconds": seconds},
+        "rounds": rounds,
+        "per_round": 3,
+        "seed": SEED,
+        "evaluation": {"every": 1000},
+    }
+    return decode(plain, Experiment)
+
+
+def started(folder: Path, cores: list[int]) -> tuple[list[Child], list[str]]:
+    """Start three workers, each on its core."""
+    children, sockets = [], []
+    private = tempfile.mkdtemp(prefix="pliant-")
+    for number, core in enumerate(cores):
+        socket = f"{private}/{number}"
+        setup = Setup(number, str(folder / f"device{number}"), socket, Limits(), 3600.0)
+        text = msgspec.json.encode(setup).decode()
+        command = ["taskset", "-c", str(core), sys.executable, "-m", "pliant.deploy.worker", text]
+        children.append(Child(command, folder / f"worker{number}.log", environment(folder)))
+        sockets.append(socket)
+    return children, sockets
+
+
+def trial(folder: Path, name: str, trials: int, cores: list[int]) -> dict[str, Any]:
+    """Run one method and return what became of device 0 in each round."""
+    children, sockets = started(folder, cores)
+    try:
+        first = described(METHODS[name], trials, 10.0)
+        net, data = build(first)
+        hello = packed(Order("hello", encode(first), -1))
+        link = Sockets(sockets, cores[0], 0.0)
+        greeting: Answer = read_answer(link.ask(0, hello))[0]
+        curve = curve_from(greeting.curve)
+        assert curve is not None, greeting.reason
+        batches = -(-data.sizes()[0] // 32)
+        seconds = round(batches * curve.at(1.0) / CALM, 3)
+        experiment = described(METHODS[name], trials, seconds)
+        for device in range(3):
+            link.ask(device, packed(Order("hello", encode(experiment), -1)))
+        link = Sockets(sockets, cores[0], seconds)
+        world = World(elastic(net, example_of(data)), data, experiment.federated)
+        run = folder / name
+        for _ in serve(experiment, world, link, run, Service(allowance=seconds, retries=trials)):
+            pass
+        records = list(events(run))
+        check(records)
+    finally:
+        for child in children:
+            child.end()
+    tasks = [r for r in records if isinstance(r, TaskRecord) and r.device == 0][:trials]
+    rounds = [
+        judged(task, disturbed, seconds)
+        for task, disturbed in zip(tasks, link.disturbed, strict=True)
+    ]
+    return {"seconds": seconds, "batches": batches, "trials": rounds}
+
+
+def judged(task: TaskRecord, disturbed: tuple[float, float], seconds: float) -> dict[str, Any]:
+    """Return how a trial went: delivered or not, and how soon the rates fell."""
+    begun = [place for place, start in enumerate(task.starts) if start > disturbed[0]]
+    calm = np.median(task.rows[: begun[0]]) if begun else 0
+    fell = [place for place in begun if task.rows[place] < calm - 1]
+    return {
+        "end": task.end,
+        "delivered": task.end == "finished",
+        "used": (task.ends[-1] - task.starts[0]) / seconds if task.ends else None,
+        "steps_until_change": fell[0] - begun[0] + 1 if fell else None,
+        "disturbed": disturbed,
+        "starts": task.starts,
+        "rows": task.rows,
+    }
+
+
+def draw(path: Path, found: dict[str, Any]) -> None:
+    """Draw the first trial of both methods: the rate of each mini-batch over time."""
+    from pliant.extras import need
+
+    plot: Any = need("matplotlib.pyplot", "report")
+    figure, axes = plot.subplots(1, 2, figsize=(10, 3.2), sharey=True, layout="constrained")
+    for axis, (name, told) in zip(axes, found.items(), strict=True):
+        one, seconds = told["trials"][0], told["seconds"]
+        most = max(one["rows"]) or 1
+        shares = [(row + 1) / (most + 1) for row in one["rows"]]
+        axis.step(one["starts"], shares, where="post", color="#1f5f8b")
+        axis.axvspan(*one["disturbed"], color="#d9822b", alpha=0.25, label="core taken")
+        axis.axvline(seconds, color="#a01c1c", linestyle="--", label="deadline")
+        late = sum(not trial["delivered"] for trial in told["trials"])
+        axis.set_title(f"{name}: {len(told['trials']) - late} of {len(told['trials'])} delivered")
+        axis.set_xlabel("seconds since the order")
+        axis.set_ylim(0, 1.05)
+    axes[0].set_ylabel("row of the table, of the last")
+    axes[0].legend(loc="lower left")
+    figure.savefig(path)
+
+
+def main() -> int:
+    """Run both methods, print the timeline and say whether the claim holds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=Path("contention"))
+    parser.add_argument("--cores", type=int, nargs=3, default=[0, 1, 1])
+    given = parser.parse_args()
+    found = {name: trial(given.out, name, given.trials, given.cores) for name in METHODS}
+    (given.out / "contention.json").write_text(json.dumps(found, indent=1))
+    draw(given.out / "contention.svg", found)
+    for name, told in found.items():
+        sys.stdout.write(f"{name}: {told['batches']} mini-batches, {told['seconds']} s a round\n")
+        for number, one in enumerate(told["trials"]):
+            used = "-" if one["used"] is None else f"{one['used']:.2f}"
+            sys.stdout.write(
+                f"  trial {number:2}: {one['end']:9} used {used} of the time, "
+                f"rates changed after {one['steps_until_change']} mini-batches, "
+                f"disturbed {one['disturbed'][0]:.2f}-{one['disturbed'][1]:.2f} s, "
+                f"rows {one['rows'][0]} to {min(one['rows'], default=0)}\n"
+            )
+    delivered = [one["delivered"] for one in found["distreal"]["trials"]]
+    soon = [(one["steps_until_change"] or 99) <= 3 for one in found["distreal"]["trials"]]
+    missed = [not one["delivered"] for one in found["fedavg"]["trials"]]
+    sys.stdout.write(
+        f"distreal delivered {sum(delivered)} of {len(delivered)}, changed its rates within two "
+        f"mini-batches in {sum(soon)}; fedavg missed {sum(missed)} of {len(missed)}\n"
+    )
+    holds = sum(delivered) >= 0.95 * len(delivered) and sum(missed) >= 0.95 * len(missed)
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Kill devices and the server of a real federation, and spoil the wire between them.
+
+    python scripts/deploy_faults.py devices --kills 50 --rounds 30
+    python scripts/deploy_faults.py server --kills 20 --rounds 30
+    python scripts/deploy_faults.py wire --rounds 10
+
+`devices`: SIGKILL to the worker, the SuperNode or all processes of a device at random moments; each
+round must end by its deadline and five seconds. `server`: SIGKILL to the run's process or to
+SuperLink; the network must be that of the simulated run, which nobody disturbs. `wire`: device 0 is
+behind a proxy that delays, resets, stops half-way or lets a byte a second through; others go on. In
+all of them every dispatched task must have one end in the ledger.
+"""
+
+import argparse
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from pliant.deploy.federation import Federation
+from pliant.deploy.keys import make_keys
+from pliant.deploy.remote import RemoteDevice
+from pliant.deploy.service import Service
+from pliant.engine.ledger import RoundRecord, TaskRecord, check
+from pliant.engine.simulate import simulate
+from pliant.engine.store import events
+from pliant.experiment import Experiment, build
+from pliant.value import decode
+
+LATE = 5.0  # seconds after its deadline by which a round must have ended
+
+
+def described(rounds: int, seconds: float, late: str) -> Experiment:
+    """Describe a small run: three devices, four mini-batches each."""
+    plain = {
+        "method": {"type": "fedavg"},
+        "fleet": {"size": 3, "round_seconds": seconds},
+        "data": {"proxy": 7600},
+        "rounds": rounds,
+        "per_round": 3,
+        "rules": {"late": late},
+        "evaluation": {"every": 1000},
+    }
+    return decode(plain, Experiment)
+
+
+class Proxy:
+    """A TCP proxy in front of the server whose manners can be changed."""
+
+    def __init__(self, port: int) -> None:
+        self._server = port
+        self.manner = "plain"
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            if self.manner == "reset":
+                near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                near.close()
+                continue
+            try:
+                far = socket.create_connection(("127.0.0.1", self._server))
+            except OSError:
+                near.close()
+                continue
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        carried = 0
+        with suppress(OSError):
+            while part := source.recv(65536):
+                manner = self.manner
+                if manner == "delay":
+                    time.sleep(0.5)
+                elif manner == "half" and carried > 20_000:
+                    time.sleep(3600)  # open, and silent for ever
+                elif manner == "reset" and carried > 20_000:
+                    break
+                elif manner == "slow":
+                    for byte in part:
+                        sink.sendall(bytes([byte]))
+                        time.sleep(1.0)
+                        if self.manner != "slow":
+                            break
+                sink.sendall(part)
+                carried += len(part)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.close()
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def kill(pid: int | None) -> bool:
+    """Send SIGKILL; tell whether there was somebody."""
+    if pid is None:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+        return True
+    return False
+
+
+def kill_devices(federation: Federation, kills: int, luck: random.Random) -> Counter[str]:
+    """Kill parts of devices at random moments from another thread; return what was hit."""
+    hit: Counter[str] = Counter()
+
+    def go_on() -> None:
+        for _ in range(kills):
+            time.sleep(luck.uniform(2.0, 12.0))
+            device = luck.choice(federation.devices)
+            victims = device.pids
+            name = luck.choice(["worker", "worker", "supernode", "all"])
+            for part, pid in victims.items():
+                if name in (part, "all") and kill(pid):
+                    hit[part] += 1
+
+    threading.Thread(target=go_on, daemon=True).start()
+    return hit
+
+
+def kill_server(federation: Federation, kills: int, luck: random.Random) -> Counter[str]:
+    """Kill the run's process or SuperLink at random moments from another thread."""
+    hit: Counter[str] = Counter()
+
+    def go_on() -> None:
+        for number in range(kills):
+            time.sleep(luck.uniform(10.0, 40.0))
+            name = "superlink" if number % 4 == 3 else "run"
+            pids = federation.server.pids
+            if kill(pids.get(name)):
+                hit[name] += 1
+
+    threading.Thread(target=go_on, daemon=True).start()
+    return hit
+
+
+def told(folder: Path, window: float) -> tuple[int, float]:
+    """Check the ledger; return the rounds and by how much the longest passed its deadline."""
+    records = list(events(folder))
+    rounds = check(records)
+    ends = Counter(r.end.partition(":")[0] for r in records if isinstance(r, TaskRecord))
+    clock, longest = 0.0, 0.0
+    for record in records:
+        if isinstance(record, RoundRecord):
+            longest = max(longest, record.seconds - clock - window)
+            clock = record.seconds
+    sys.stdout.write(f"{rounds} rounds, ends {dict(ends)}, longest {longest:+.1f} s to deadline\n")
+    return rounds, longest
+
+
+def main() -> int:
+    """Run one kind of fault and say whether the promise holds."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("fault", choices=["devices", "server", "wire"])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--allowance", type=float, default=20.0)
+    parser.add_argument("--port", type=int, default=18760)
+    parser.add_argument("--out", type=Path, default=None)
+    given = parser.parse_args()
+    folder = given.out or Path(tempfile.mkdtemp(prefix="deploy_faults_")) / given.fault
+    late = "discard" if given.fault == "server" else "partial"
+    experiment = described(given.rounds, given.seconds, late)
+    keys = folder.parent / f"{folder.name}-keys"
+    if not keys.exists():
+        make_keys(keys, devices=3)
+    service = Service(allowance=given.allowance, patience=300.0, retries=1000)
+    federation = Federation(experiment, folder, service=service, port=given.port, keys=keys)
+    luck = random.Random(0)
+    proxy = Proxy(given.port)
+    if given.fault == "wire":
+        first = federation.devices[0]
+        federation.devices[0] = RemoteDevice(
+            0, f"127.0.0.1:{proxy.port}", folder / "devices" / "0", first.limits,
+            ca=keys / "ca.crt", key=keys / "devices" / "0" / "key",
+        )  # fmt: skip
+    hit: Counter[str] = Counter()
+    manners = ["plain", "delay", "reset", "half", "slow"]
+    with federation:
+        for record in federation.watch():
+            sys.stdout.write(f"round {record.round}: {record.seconds:.1f} s {record.ends}\n")
+            sys.stdout.flush()
+            if given.fault == "devices" and not hit:
+                hit = kill_devices(federation, given.kills, luck)
+            if given.fault == "server" and record.round == 0:
+                hit = kill_server(federation, given.kills, luck)
+            if given.fault == "wire":
+                proxy.manner = manners[record.round % len(manners)]
+    proxy.close()
+    sys.stdout.write(f"killed {dict(hit)}\n")
+    _, longest = told(folder, given.seconds + given.allowance)
+    if given.fault == "server":
+        net, data = build(experiment)
+        calm = simulate(experiment.method, net, data, experiment.fleet, setting=experiment.setting)
+        wanted = list(calm)[-1].digest
+        is_same = record.digest == wanted
+        sys.stdout.write(f"same network as undisturbed: {is_same}\n")
+        return 0 if is_same else 1
+    return 0 if longest <= LATE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

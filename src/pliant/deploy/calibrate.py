@@ -1,0 +1,75 @@
+"""How long a mini-batch takes on this machine: a few timed steps at a few rates, kept in a file."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pliant import atomic
+from pliant.deploy.pace import Curve
+from pliant.explore.profile import Profile, amounts, fit
+from pliant.nn.elastic import Elastic
+from pliant.nn.learner import Learner
+from pliant.nn.optimiser import Sgd
+from pliant.params import params_of
+from pliant.rng import stream
+
+RATES = (0.0, 0.25, 0.5, 0.7)
+STEPS = 5  # timed at each rate, of which the shortest counts: what disturbs only adds
+PATIENCE = 3.0  # seconds at one rate, after its first two steps
+POINTS = 12
+
+
+def calibrated(net: Elastic, x: Tensor, y: Tensor, folder: Path) -> Profile:
+    """Return the profile of this machine for a network, measured at the first time."""
+    path = folder / f"profile-{net.fingerprint[:16]}-{len(y)}.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Profile)
+    except (FileNotFoundError, msgspec.DecodeError):
+        profile = measured(net, x, y)
+    atomic.write_bytes(path, msgspec.json.encode(profile))
+    return profile
+
+
+def measured(
+    net: Elastic, x: Tensor, y: Tensor, *, clock: Callable[[], float] = time.perf_counter
+) -> Profile:
+    """Time training steps at a few rates and fit the three constants."""
+    learner = Learner(net, params_of(net.net), Sgd())
+    costs, seconds = [], []
+    for number, rate in enumerate(RATES):
+        subnet = net.draw(rate, stream(0, "calibration", number), "rounded") if rate else net.full
+        learner.switch(subnet)
+        best, since = float("inf"), 0.0
+        for step in range(STEPS + 1):
+            start = clock()
+            learner.step(x, lambda output: F.cross_entropy(output, y), lr=0.0)
+            took = clock() - start
+            if step:  # the first one makes what the others find
+                best, since = min(best, took), since + took
+            if since > PATIENCE:
+                break
+        costs.append(amounts(net, subnet, len(y)))
+        seconds.append(best)
+    return fit(costs, seconds, len(y))
+
+
+def curve_of(net: Elastic, profile: Profile) -> Curve:
+    """Return the seconds of a mini-batch over its share of the full network's MACs."""
+    full = net.macs(0.0, training=True)
+    rates = np.linspace(max(RATES), 0.0, POINTS)
+    shares = [net.macs(float(rate), training=True) / full for rate in rates]
+    seconds = [profile.seconds(net, float(rate)) for rate in rates]
+    rising = np.maximum.accumulate(np.array(seconds))
+    return Curve(np.array(shares), rising)
+
+
+def example_batch(x: Tensor, y: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Repeat samples up to a mini-batch."""
+    times = -(-size // len(y))
+    return torch.cat([x] * times)[:size], torch.cat([y] * times)[:size]

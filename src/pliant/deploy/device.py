@@ -1,0 +1,231 @@
+"""A live device: it builds what the server describes once, and trains what it is asked to."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from pliant.data import batches
+from pliant.deploy import subnets
+from pliant.deploy.calibrate import calibrated, curve_of, example_batch
+from pliant.deploy.host import Limits, hints, refusal
+from pliant.deploy.keepsake import Keepsakes
+from pliant.deploy.letters import CHANGE, EXTRA, PARAMS, Answer, Order, packed, read_order
+from pliant.deploy.pace import Curve, LivePace, Work
+from pliant.deploy.rehearsal import FleetPace
+from pliant.deploy.squeeze import squeezed
+from pliant.engine.job import World, example_of
+from pliant.experiment import Experiment, build
+from pliant.methods.base import Place, Step, Task, Update
+from pliant.nn.elastic import elastic
+from pliant.own import is_own
+from pliant.value import decode
+
+HAND_OVER = 0.1  # seconds that encoding an answer takes, until it was measured
+
+
+@dataclass
+class Resident:
+    """What stays in memory between rounds."""
+
+    key: str
+    experiment: Experiment
+    world: World
+    full: float  # MACs of a training step at full width, per sample
+    curves: dict[int, Curve] = field(default_factory=dict)  # by device
+    slowdown: float = 1.0  # as it was at the end of the last round
+
+
+class Device:
+    """Answer orders, one after another."""
+
+    def __init__(
+        self,
+        number: int,
+        folder: Path,
+        limits: Limits,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._number = number
+        self._folder = folder
+        self._limits = limits
+        self._clock = clock
+        self._sleep = sleep
+        self._hand_over = HAND_OVER
+        self._resident: Resident | None = None
+
+    def answer(self, raw: bytes) -> bytes:
+        """Do what an order says; its time begins when all that it needs is there."""
+        order, tensors = read_order(raw)
+        order = msgspec.structs.replace(order, device=self._number)
+        try:
+            reason = refusal(self._limits, hints())
+            if reason is not None:
+                return packed(Answer("declined", order.device, order.round, reason))
+            resident = self._built(order.experiment)
+            curve = self._curve(resident, order.device)
+            if order.kind == "hello":
+                return packed(Answer("hello", order.device, curve=_points(curve)))
+            return self._trained(resident, order, tensors, self._clock())
+        except Exception as error:  # the server goes on without this device
+            reason = f"{type(error).__name__}: {error}"
+            return packed(Answer("failed", order.device, order.round, reason))
+
+    def _built(self, described: Any) -> Resident:
+        key = sha256(msgspec.json.encode(described)).hexdigest()[:16]
+        if self._resident is None or self._resident.key != key:
+            experiment = decode(local(described, self._limits), Experiment)
+            net, data = build(experiment)
+            world = World(elastic(net, example_of(data)), data, experiment.federated)
+            full = world.net.macs(world.net.full, training=True)
+            self._resident = Resident(key, experiment, world, full)
+        return self._resident
+
+    def _curve(self, resident: Resident, device: int) -> Curve:
+        """Return how long mini-batches take here when nothing else runs."""
+        if device not in resident.curves:
+            world, batch = resident.world, resident.world.method.local.batch
+            own = world.data.train.subset(world.data.devices[device % len(world.data)][:batch])
+            x, y = example_batch(own.normalised(), own.labels, batch)
+            profile = calibrated(world.net, x, y, self._folder)
+            resident.curves[device] = curve_of(world.net, profile)
+        return resident.curves[device]
+
+    def _trained(
+        self, resident: Resident, order: Order, tensors: dict[str, Any], arrived: float
+    ) -> bytes:
+        world, experiment = resident.world, resident.experiment
+        place = Place(experiment.seed, order.round, order.device)
+        share = world.data.devices[order.device % len(world.data)]
+        work = Work(batch_sizes(len(share), world), resident.full)
+        keepsakes = Keepsakes(self._folder / resident.key)
+        memory, residual = keepsakes.recall(order.merged)
+        row = 0 if order.row is None else order.row
+        task = Task(
+            place,
+            tensors.get(PARAMS, {}),
+            order.lr,
+            world.method.sends(world.net, row, place),
+            tensors.get(EXTRA, {}),
+            memory,
+            len(share),
+            tuple(np.unique(world.data.train.labels.numpy()[share]).tolist()),
+        )
+        pace = self._pace(resident, order, work, arrived)
+        update = world.method.train(world.net, task, steps(world, place, pace))
+        late = experiment.rules.late == "discard" and update.steps < len(work.sizes)
+        if isinstance(pace, LivePace):
+            resident.slowdown = pace.slowdown
+        if not update.steps or late:
+            update, sent = _nothing(update), {}
+        else:
+            change, left = squeezed(update.change, order.squeeze, residual)
+            keepsakes.keep(order.round, update.memory, left)
+            sent = {CHANGE: change, EXTRA: update.extra}
+            if not _same(update.trained, subnets.drawn(world, place, pace.rows)):
+                sent[subnets.TRAINED] = subnets.to_tensors(update.trained)
+        began = self._clock()
+        answer = Answer(
+            "update" if update.steps else "late",
+            order.device,
+            order.round,
+            rows=tuple(pace.rows),
+            times=tuple(pace.times),
+            seconds=began - arrived,
+            samples=update.samples,
+            macs=update.macs,
+            loss=update.loss,
+            owned=update.owned,
+            curve=_points(self._curve(resident, order.device).slowed(resident.slowdown)),
+        )
+        raw = packed(answer, sent)
+        self._hand_over = self._clock() - began
+        return raw
+
+    def _pace(
+        self, resident: Resident, order: Order, work: Work, arrived: float
+    ) -> "LivePace | FleetPace":
+        def clock() -> float:
+            return self._clock() - arrived
+
+        if order.pace == "fleet":
+            return FleetPace(resident.world, resident.experiment, order, work, clock)
+        return LivePace(
+            resident.world.method.plan(resident.world.net),
+            work,
+            self._curve(resident, order.device),
+            seconds=order.seconds - self._hand_over,
+            clock=clock,
+            held=None if order.row is None else (order.row, order.macs),
+            slowdown=resident.slowdown,
+            is_partial=resident.experiment.rules.late == "partial",
+            share=self._limits.cpu_share,
+            sleep=self._sleep,
+        )
+
+
+def steps(world: World, place: Place, pace: "LivePace | FleetPace") -> Iterator[Step]:
+    """Yield mini-batches with subnets of the controller's choice, each when it is asked for."""
+    local_, share = world.method.local, world.data.devices[place.device % len(world.data)]
+    each = -(-len(share) // local_.batch)
+    number = 0
+    while (chosen := pace.choose(number)) is not None:
+        row, macs = chosen
+        epoch, place_in = divmod(number, each)
+        if place_in == 0:
+            order = batches(
+                world.data.train, share, local_.batch, place.seed, place.round, place.device, epoch
+            )
+        x, y = order[place_in]
+        yield Step(x, y, world.method.subnet(world.net, row, place, number), macs)
+        number += 1
+
+
+def batch_sizes(samples: int, world: World) -> tuple[int, ...]:
+    """Return how many samples each mini-batch of a device has."""
+    whole, rest = divmod(samples, world.method.local.batch)
+    once = [world.method.local.batch] * whole + ([rest] if rest else [])
+    return tuple(once * world.method.local.epochs)
+
+
+def local(described: Any, limits: Limits) -> Any:
+    """Point an experiment at this device's own folders; refuse code that its user did not allow."""
+    data, network = dict(described["data"]), dict(described["network"])
+    data["root"] = limits.data
+    for part in (data, network):
+        if is_own(part["name"]):
+            place, _, function = part["name"].rpartition(":")
+            if limits.code is None:
+                raise ValueError(f"expected --code FOLDER on the device for {part['name']!r}")
+            part["name"] = f"{Path(limits.code) / Path(place).name}:{function}"
+    return described | {"data": data, "network": network}
+
+
+def _nothing(update: Update) -> Update:
+    return Update(update.device, {}, 0, 0, 0.0, 0.0)
+
+
+def _same(left: Any, right: Any) -> bool:
+    return len(left) == len(right) and all(
+        mine[1] == theirs[1]
+        and mine[0].scales == theirs[0].scales
+        and all(map(np.array_equal, mine[0].masks, theirs[0].masks))
+        for mine, theirs in zip(left, right, strict=True)
+    )
+
+
+def _points(curve: Curve) -> tuple[tuple[float, float], ...]:
+    return tuple(zip(curve.shares.tolist(), curve.seconds.tolist(), strict=True))
+
+
+def single_threaded() -> None:
+    """Give torch one thread: a device shares its machine, and results must not depend on it."""
+    torch.set_num_threads(1)

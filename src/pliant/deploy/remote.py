@@ -1,0 +1,147 @@
+"""A device's processes: Flower's SuperNode and the worker that trains, kept going."""
+
+import logging
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from pliant import extras
+from pliant.deploy.host import Limits
+from pliant.deploy.keys import need_private
+from pliant.deploy.processes import LOOPBACK, Child, environment, script
+from pliant.deploy.worker import Setup
+
+log = logging.getLogger("pliant")
+
+IDLE = 600.0  # seconds without an order after which the worker gives its memory back
+AGAIN = 2.0  # seconds before a process that died is started again
+
+
+class RemoteDevice:
+    """A device of a federation on this machine."""
+
+    def __init__(
+        self,
+        number: int,
+        server: str,
+        folder: Path,
+        limits: Limits,
+        *,
+        ca: Path | None = None,
+        key: Path | None = None,
+        idle_seconds: float = IDLE,
+        cpu: int | None = None,
+    ) -> None:
+        extras.need("flwr", "deploy")
+        host = server.rpartition(":")[0].strip("[]")
+        if not host or not server.rpartition(":")[2].isdigit():
+            raise ValueError(f"Expected --server HOST:PORT, got {server!r}")
+        if (ca is None or key is None) and host not in LOOPBACK:
+            raise ValueError(f"Expected --ca and --key for {host}: --insecure is for loopback only")
+        if key is not None:
+            need_private(key)
+        self.number, self._server = number, server
+        self._folder = folder.resolve()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._ca, self._key = ca, key
+        self.limits, self._idle, self._cpu = limits, idle_seconds, cpu
+        self._env = environment(self._folder / "flower")
+        # a socket's path is short, wherever the folder is
+        self._private = Path(tempfile.mkdtemp(prefix="pliant-"))
+        self._socket = str(self._private / "worker")
+        self._children: dict[str, Child] = {}
+        self._since: dict[str, float] = {}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Return the processes that run now."""
+        return {name: child.process.pid for name, child in self._children.items() if child.is_alive}
+
+    def start(self) -> None:
+        """Start worker and node."""
+        self._work()
+        self._node()
+
+    def watch(self) -> None:
+        """Keep the processes going, for ever."""
+        while True:
+            self.mend()
+            time.sleep(0.2)
+
+    def mend(self) -> None:
+        """Start again what has died, after a little while."""
+        for name, start in (("worker", self._work), ("supernode", self._node)):
+            child = self._children.get(name)
+            if child is not None and child.is_alive:
+                self._since.pop(name, None)
+                continue
+            is_idle = child is not None and child.process.returncode == 0 and name == "worker"
+            if is_idle and not self._is_wanted():
+                continue
+            began = self._since.setdefault(name, time.monotonic())
+            if time.monotonic() - began >= AGAIN or name == "worker":
+                if child is not None and child.process.returncode:
+                    log.warning("device %s: %s has died; starting it again", self.number, name)
+                self._since.pop(name, None)
+                start()
+
+    def close(self) -> None:
+        """End what was started."""
+        for name in list(self._children):
+            self._children.pop(name).end()
+        shutil.rmtree(self._private, ignore_errors=True)
+
+    def __enter__(self) -> "RemoteDevice":
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _is_wanted(self) -> bool:
+        """Tell whether a client app waits for the worker: it leaves a note."""
+        return Path(f"{self._socket}.wanted").exists()
+
+    def _work(self) -> None:
+        Path(f"{self._socket}.wanted").unlink(missing_ok=True)
+        setup = Setup(self.number, str(self._folder), self._socket, self.limits, self._idle)
+        command = [
+            sys.executable,
+            "-m",
+            "pliant.deploy.worker",
+            msgspec.json.encode(setup).decode(),
+        ]
+        self._children["worker"] = self._child("worker", command)
+
+    def _node(self) -> None:
+        command = [script("flower-supernode"), "--superlink", self._server]
+        command += ["--host", "127.0.0.1", "--port", str(_free_port())]
+        command += ["--node-config", f'device={self.number} socket="{self._socket}"']
+        if self._ca is None or self._key is None:
+            command += ["--insecure"]
+        else:
+            command += ["--root-certificates", str(self._ca.resolve())]
+            command += ["--auth-supernode-private-key", str(self._key.resolve())]
+        self._children["supernode"] = self._child("supernode", command)
+
+    def _child(self, name: str, command: list[str]) -> Child:
+        if self._cpu is not None:
+            command = ["taskset", "-c", str(self._cpu), *command]
+        env = {**self._env, "PLIANT_DEVICE": str(self.number)}
+        return Child(command, self._folder / "logs" / f"{name}.log", env)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

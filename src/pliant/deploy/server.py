@@ -1,0 +1,286 @@
+"""The server's processes: SuperLink, SuperExec and the run, started, watched and ended by us.
+
+If the run's process dies, the run is handed in again and goes on from its checkpoint. If SuperLink
+or SuperExec die, they are started again with their database.
+"""
+
+import json
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from pliant import atomic, extras
+from pliant.deploy.keys import need_private
+from pliant.deploy.processes import LOOPBACK, Child, environment, script
+from pliant.deploy.service import Service
+from pliant.engine.ledger import RoundRecord
+from pliant.engine.store import CHECKPOINTS, events
+
+log = logging.getLogger("pliant")
+
+NAME = "pliant"  # of the connection in Flower's configuration
+REGISTRARS = 4  # Flower takes one key a call, and a call is a process
+START = 180.0  # seconds in which a process must be there
+APP = """\
+[project]
+name = "pliant-app"
+version = "1.0.0"
+description = "Rounds of pliant."
+license = "Apache-2.0"
+
+[tool.flwr.app]
+publisher = "pliant"
+
+[tool.flwr.app.components]
+serverapp = "pliant.deploy.server_app:app"
+clientapp = "pliant.deploy.client_app:app"
+
+[tool.flwr.app.config]
+folder = ""
+"""
+
+
+class Server:
+    """A run of an experiment on real devices; the folder must hold its config already."""
+
+    def __init__(
+        self,
+        folder: Path,
+        service: Service,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 9092,
+        keys: Path | None = None,
+    ) -> None:
+        extras.need("flwr", "deploy")
+        if keys is None and host not in LOOPBACK:
+            raise ValueError(f"Expected --keys FOLDER for {host}: --insecure is for loopback only")
+        self.folder = folder.resolve()
+        self.host, self.port = host, port
+        self._keys = keys.resolve() if keys else None
+        if self._keys is not None:
+            for name in ("server.key", "superexec.secret"):
+                need_private(self._keys / name)
+        self._home = self.folder / "flower"
+        self._env = environment(self._home)
+        self._children: dict[str, Child] = {}
+        self._run: str | None = None
+        self._read = 0  # bytes of the records
+        self._known: list[RoundRecord] = []
+        atomic.write_bytes(self.folder / "service.json", msgspec.json.encode(service))
+
+    @property
+    def address(self) -> str:
+        """Where devices and we ourselves find the server on this machine."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", *LOOPBACK) else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Return the processes that run now: SuperLink, SuperExec and the run's own."""
+        found = {name: c.process.pid for name, c in self._children.items() if c.is_alive}
+        pid = self._pid()
+        return found | ({} if pid is None else {"run": pid})
+
+    def start(self) -> None:
+        """Start everything and hand the run in."""
+        self._prepare()
+        self._link()
+        self._exec()
+        if self._keys is not None:
+            self._register()
+        self._hand_in()
+
+    def watch(self) -> Iterator[RoundRecord]:
+        """Yield the records of rounds as they are written, and keep the processes going."""
+        shown = 0
+        while True:
+            found = self._rounds()
+            yield from found[shown:]
+            shown = len(found)
+            if self._is_done(found):
+                return
+            self._mend(found)
+            time.sleep(0.5)
+
+    def close(self) -> None:
+        """End what was started, the last first."""
+        for name in reversed(list(self._children)):
+            self._children.pop(name).end()
+        pid = self._pid()
+        if pid is not None and _is_alive(pid):  # it watches its parent; it may take a second
+            with suppress(ProcessLookupError):
+                os.kill(pid, 15)
+
+    def __enter__(self) -> "Server":
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _prepare(self) -> None:
+        app = self._home / "app"
+        app.mkdir(parents=True, exist_ok=True)
+        (app / "pyproject.toml").write_text(APP)
+        secure = (
+            "insecure = true"
+            if self._keys is None
+            else f"root-certificates = {json.dumps(str(self._keys / 'ca.crt'))}"
+        )
+        config = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n'
+        config += f'address = "{self.address}"\n{secure}\n'
+        (self._home / "config.toml").write_text(config)
+        (self.folder / "server.pid").unlink(missing_ok=True)
+
+    def _link(self) -> None:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.host, self.port))
+            except OSError as error:
+                raise ValueError(f"Cannot listen at {self.host}:{self.port}: {error}") from None
+        command = [sys.executable, "-m", "pliant.deploy.superlink"]
+        command += ["--host", self.host, "--port", str(self.port)]
+        command += ["--isolation", "process", "--disable-runtime-dependency-installation"]
+        command += ["--database", str(self._home / "state.db")]
+        if self._keys is None:
+            command += ["--insecure"]
+        else:
+            command += ["--ssl-certfile", str(self._keys / "server.pem")]
+            command += ["--ssl-keyfile", str(self._keys / "server.key")]
+            command += ["--ssl-ca-certfile", str(self._keys / "ca.crt"), "--enable-supernode-auth"]
+            command += ["--superexec-auth-secret-file", str(self._keys / "superexec.secret")]
+        self._children["superlink"] = self._child("superlink", command)
+        self._await("superlink")
+
+    def _exec(self) -> None:
+        command = [script("flower-superexec"), "--runtime-api-address", self.address]
+        command += ["--parent-pid", str(os.getpid())]
+        if self._keys is None:
+            command += ["--insecure"]
+        else:
+            command += ["--root-certificates", str(self._keys / "ca.crt")]
+            command += ["--superexec-auth-secret-file", str(self._keys / "superexec.secret")]
+        self._children["superexec"] = self._child("superexec", command)
+
+    def _child(self, name: str, command: list[str]) -> Child:
+        return Child(command, self._home / "logs" / f"{name}.log", self._env)
+
+    def _await(self, name: str) -> None:
+        end = time.monotonic() + START
+        while time.monotonic() < end:
+            child = self._children[name]
+            if not child.is_alive:
+                raise RuntimeError(f"{name} did not start: {child.last_words()}")
+            with suppress(OSError), socket.create_connection(self.address.split(":"), 1.0):  # type: ignore[arg-type] # a port may be text
+                return
+            time.sleep(0.1)
+        raise RuntimeError(f"{name} was not there after {START:g} s; see {self._home / 'logs'}")
+
+    def _register(self) -> None:
+        """Let Flower know every device's public key, by the device's number."""
+        assert self._keys is not None
+        folders = sorted((self._keys / "devices").iterdir())
+        with ThreadPoolExecutor(REGISTRARS) as pool:
+            list(pool.map(self._register_one, folders))
+
+    def _register_one(self, folder: Path) -> None:
+        public = str(folder / "key.pub")
+        done = self._flwr("supernode", "register", public, NAME, "--name", folder.name)
+        if done.returncode and not re.search("already|in use", done.stdout + done.stderr):
+            raise RuntimeError(f"device {folder.name} was not registered: {_said(done)}")
+
+    def _hand_in(self) -> None:
+        (self.folder / "server.pid").unlink(missing_ok=True)
+        config = f"folder={json.dumps(str(self.folder))}"
+        app = str(self._home / "app")
+        done = self._flwr("run", app, NAME, "--run-config", config, "--format", "json")
+        found = re.search(r'"run-id": "?(\d+)', done.stdout)
+        if done.returncode or found is None:
+            raise RuntimeError(f"the run was not taken: {_said(done)}")
+        self._run = found.group(1)
+        self._handed_in = time.monotonic()
+
+    def _flwr(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [script("flwr"), *arguments],
+            env=self._env,
+            capture_output=True,
+            text=True,
+            timeout=START,
+            check=False,
+        )
+
+    def _is_done(self, rounds: list[RoundRecord]) -> bool:
+        """Tell whether the last round is over, and saved."""
+        if not rounds or rounds[-1].digest is None:
+            return False
+        return (self.folder / CHECKPOINTS / f"{rounds[-1].round + 1:08d}.ckpt").exists()
+
+    def _mend(self, rounds: list[RoundRecord]) -> None:
+        """Start again what has died."""
+        if not self._children["superlink"].is_alive:
+            log.warning("SuperLink has died; starting it again")
+            self._link()
+        if not self._children["superexec"].is_alive:
+            log.warning("SuperExec has died; starting it again")
+            self._exec()
+        pid = self._pid()
+        is_gone = pid is not None and not _is_alive(pid)
+        is_overdue = pid is None and time.monotonic() - self._handed_in > START
+        if is_gone or is_overdue:
+            if self._is_done(rounds):
+                return
+            log.warning("the run's process has died; handing the run in again")
+            if self._run is not None:
+                self._flwr("stop", self._run, NAME)
+            self._hand_in()
+
+    def _rounds(self) -> list[RoundRecord]:
+        path = self.folder / "events.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        if size != self._read:
+            found = events(self.folder) if size else iter(())
+            self._known = [record for record in found if isinstance(record, RoundRecord)]
+            self._read = size
+        return self._known
+
+    def _pid(self) -> int | None:
+        try:
+            return int((self.folder / "server.pid").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] != "Z"  # a child that superexec has not reaped
+    except OSError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not Path("/proc/self").exists()
+
+
+def _said(done: "subprocess.CompletedProcess[str]") -> str:
+    return " ".join((done.stdout + done.stderr).split())[-500:]

@@ -1,0 +1,59 @@
+"""The resident worker of a device: it holds the network between rounds and answers letters.
+
+It is a process of its own (`python -m pliant.deploy.worker SETUP`), so that a crash in training
+leaves the device connected, and so that its memory is given back when it has been idle for long.
+"""
+
+import os
+import sys
+from multiprocessing.connection import Listener
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from pliant.deploy.host import Limits
+
+
+class Setup(Struct, frozen=True):
+    """What a worker is told when it is started."""
+
+    device: int
+    folder: str  # where it keeps what must survive
+    socket: str
+    limits: Limits
+    idle_seconds: float
+
+
+def work(setup: Setup) -> None:
+    """Answer letters until nobody has asked for long."""
+    from pliant.deploy.device import Device, single_threaded
+
+    single_threaded()
+    path = Path(setup.socket)
+    path.unlink(missing_ok=True)
+    device = Device(setup.device, Path(setup.folder), setup.limits)
+    with Listener(setup.socket, family="AF_UNIX") as listener:
+        path.chmod(0o600)
+        _end_when_idle(listener, setup.idle_seconds)
+        while True:
+            try:
+                link = listener.accept()
+            except TimeoutError:
+                return
+            with link:
+                try:
+                    letter = link.recv_bytes()
+                    link.send_bytes(device.answer(letter))
+                except (EOFError, OSError):  # who asked has gone
+                    continue
+
+
+def _end_when_idle(listener: Listener, seconds: float) -> None:
+    inner = listener._listener._socket  # type: ignore[attr-defined] # there is no public way
+    inner.settimeout(seconds)
+
+
+if __name__ == "__main__":
+    work(msgspec.json.decode(sys.argv[1].encode(), type=Setup))
+    os._exit(0)  # torch takes its time to leave

@@ -1,0 +1,24 @@
+import pytest
+
+from pliant.deploy.superlink import is_allowed
+
+
+@pytest.mark.parametrize(
+    ("path", "client", "allowed"),
+    [
+        ("/v1/fleet/pull-messages", "10.0.0.7", True),
+        ("/v1/control/start-run", "10.0.0.7", False),
+        ("/v1/control/start-run", "127.0.0.1", True),
+        ("/v1/control/start-run", "::1", True),
+        ("/v1/runtime/push-messages", "10.0.0.7", False),
+        ("/docs", "10.0.0.7", False),
+        ("/v1/control/start-run", "unknown", False),
+        ("/v1/fleetwide", "10.0.0.7", False),
+    ],
+)
+def test_other_machines_reach_the_fleet_routes_only(path, client, allowed):
+    assert is_allowed({"path": path, "client": (client, 1234)}) == allowed
+
+
+def test_whoever_has_no_address_is_kept_out():
+    assert not is_allowed({"path": "/v1/control/start-run", "client": None})

@@ -1,0 +1,125 @@
+import subprocess
+import sys
+import timeit
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.explore.rows import rounded
+from pliant.explore.table import Table, described, fitting, uniform_table
+from pliant.explore.table_file import load_table, provenance_of, save_table
+from pliant.nn.elastic import elastic
+from pliant.nn.models import densenet100, digits_cnn
+
+SMALL = Table("net", ((0.5,), (0.25,), (0.0,)), (0.3, 0.6, 1.0), (0.1, 0.2, 0.2))
+
+
+@pytest.fixture(scope="module")
+def net():
+    return elastic(digits_cnn(), torch.zeros(1, 1, 28, 28))
+
+
+def test_the_largest_row_that_fits_is_taken_and_else_the_smallest():
+    assert [SMALL.row(share) for share in (0.1, 0.3, 0.59, 0.6, 1.0, 9.0)] == [0, 0, 0, 1, 2, 2]
+
+
+@given(st.floats(0.0, 2.0))
+def test_a_lookup_is_the_last_row_that_costs_no_more(share):
+    fits = [row for row, cost in enumerate(SMALL.shares) if cost <= share]
+    assert SMALL.row(share) == (fits[-1] if fits else 0)
+
+
+def test_a_lookup_takes_less_than_two_microseconds():
+    many = Table("net", ((0.0,),) * 64, tuple(np.linspace(0.25, 1, 64).tolist()))
+    best = min(timeit.repeat(lambda: many.row(0.7), number=1000, repeat=20)) / 1000
+    assert best < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"shares": (0.3, 0.2, 1.0)}, "rising cost, got a lower one in row 1"),
+        ({"gains": (0.1, 0.3, 0.2)}, "rising gain, got a lower one in row 2"),
+        ({"seconds": (3.0, 2.0, 4.0)}, "rising time"),
+        ({"rates": ((0.5,), (1.25,), (0.0,))}, "rates in"),
+        ({"gains": (0.1,)}, "Expected 3 values of gain"),
+    ],
+)
+def test_a_table_that_is_not_monotone_is_refused(change, told):
+    with pytest.raises(ValueError, match=told):
+        msgspec.structs.replace(SMALL, **change)
+
+
+def test_a_file_gives_the_same_table_back(tmp_path, net):
+    table = uniform_table(net, rows=5)
+    path = save_table(tmp_path / "table.safetensors", table, {"by": "hand"})
+    assert load_table(path) == table
+    assert provenance_of(path) == {"by": "hand"}
+
+
+def test_a_file_edited_to_be_non_monotone_is_refused(tmp_path):
+    path = save_table(tmp_path / "table.safetensors", SMALL)
+    raw = path.read_bytes()
+    tensors = safetensors.numpy.load(raw)
+    size = int.from_bytes(raw[:8], "little")
+    metadata = msgspec.json.decode(raw[8 : 8 + size])["__metadata__"]
+    tensors["gains"][0] = 0.9
+    path.write_bytes(safetensors.numpy.save(tensors, metadata))
+    with pytest.raises(ValueError, match=r"table.safetensors: Expected rows of rising gain"):
+        load_table(path)
+
+
+@pytest.mark.parametrize("cut", [0, 5, 100, -1])
+def test_a_cut_file_is_refused_with_a_line_that_names_it(tmp_path, cut):
+    path = save_table(tmp_path / "table.safetensors", SMALL)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(ValueError, match=r"table\.safetensors: "):
+        load_table(path)
+
+
+def test_another_network_is_refused_and_the_layer_that_differs_is_named(net):
+    other = elastic(digits_cnn(filters=(12, 20)), torch.zeros(1, 1, 28, 28))
+    with pytest.raises(ValueError, match=r"features\.3 20x12x5x5 .* here, features\.3 24x12x5x5"):
+        fitting(uniform_table(net), other)
+
+
+def test_the_same_network_at_another_image_size_is_refused(net):
+    other = elastic(digits_cnn(side=32), torch.zeros(1, 1, 32, 32))
+    with pytest.raises(ValueError, match=r"features\.0 12x1x5x5 \(\d+\) here"):
+        uniform_table(net).check(other)
+
+
+def test_sixty_four_rows_of_densenet_100_stay_under_30_kb(tmp_path):
+    net = elastic(densenet100(), torch.zeros(1, 3, 32, 32))
+    assert len(net.sites) == 99
+    vectors = rounded(np.random.default_rng(0).uniform(0, 0.5, (64, 99)))
+    costs = tuple(np.linspace(0.3, 1.0, 64).tolist())
+    rates = tuple(map(tuple, vectors.tolist()))
+    table = Table(net.fingerprint, rates, costs, costs, costs, described(net), 1e9)
+    path = save_table(tmp_path / "table.safetensors", table, {"search": "x" * 900})
+    assert path.stat().st_size < 30_000
+    assert load_table(path) == table
+
+
+def test_equal_rates_rise_in_cost_to_the_full_network(net):
+    table = uniform_table(net)
+    assert all(before < after for before, after in pairwise(table.shares))
+    assert table.shares[-1] == 1.0
+    assert fitting(None, net) is table
+
+
+def test_a_table_is_read_without_pymoo_or_matplotlib(tmp_path):
+    save_table(tmp_path / "table.safetensors", SMALL)
+    code = (
+        "import sys; from pathlib import Path; from pliant.explore import load_table;"
+        f"load_table(Path({str(tmp_path / 'table.safetensors')!r}));"
+        "print(sorted({'pymoo', 'matplotlib'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"

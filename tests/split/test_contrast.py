@@ -1,0 +1,39 @@
+import math
+
+import pytest
+import torch
+
+from pliant.split.contrast import nt_xent
+
+
+def by_definition(z, y, tau):
+    """Go through all pairs, one by one."""
+    z = torch.nn.functional.normalize(z)
+    losses = []
+    for a in range(len(y)):
+        for p in range(len(y)):
+            if a != p and y[a] == y[p]:
+                own = math.exp(float(z[a] @ z[p]) / tau)
+                others = sum(
+                    math.exp(float(z[a] @ z[n]) / tau) for n in range(len(y)) if y[n] != y[a]
+                )
+                losses.append(-math.log(own / (own + others)))
+    return sum(losses) / len(losses) if losses else 0.0
+
+
+@pytest.mark.parametrize("tau", [0.07, 1.0])
+def test_the_loss_is_the_mean_over_pairs(tau):
+    draws = torch.Generator().manual_seed(1)
+    z = torch.randn(9, 4, generator=draws, dtype=torch.float64)
+    y = torch.tensor([0, 0, 1, 2, 1, 0, 2, 2, 1])
+    assert float(nt_xent(z, y, tau)) == pytest.approx(by_definition(z, y, tau), rel=1e-9)
+
+
+@pytest.mark.parametrize("labels", [[4], [0, 1, 2], [3, 3, 3]])
+def test_without_a_pair_or_without_a_negative_there_is_nothing_to_learn(labels):
+    z = torch.randn(len(labels), 4, requires_grad=True)
+    loss = nt_xent(z, torch.tensor(labels), 0.07)
+    (slope,) = torch.autograd.grad(loss, z)
+    assert loss.item() == pytest.approx(0.0, abs=1e-6)
+    assert torch.isfinite(slope).all()
+    assert float(slope.abs().max()) < 1e-5

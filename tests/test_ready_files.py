@@ -1,0 +1,116 @@
+"""Every file under experiments/ loads as it stands, and begins with what a reader wants to know."""
+
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import pliant as pl
+from pliant.compare import members
+from pliant.experiment import Experiment, load_search
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "experiments").rglob("*.toml"))
+TABLE = re.compile(r"^\.\./\.\./runs/search/([\w-]+)/table\.safetensors$")
+PAPER = [path for path in FILES if path.parent.name == "distreal"]
+FULL = [path for path in PAPER if not path.stem.endswith("-small")]
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def header(path):
+    """The comment that a file begins with, as one text."""
+    lines = path.read_text().splitlines()
+    comment = next((number for number, line in enumerate(lines) if not line.startswith("#")), 0)
+    return " ".join(line.removeprefix("#").strip() for line in lines[:comment])
+
+
+def tables(raw):
+    """The paths of tables that a file's methods want."""
+    if isinstance(raw, dict):
+        found = [raw["table"]] if isinstance(raw.get("table"), str) else []
+        return found + [path for value in raw.values() for path in tables(value)]
+    return []
+
+
+def is_search(path):
+    raw = tomllib.loads(path.read_text())
+    return "matrix" not in raw and "method" not in raw
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory):
+    """A copy of experiments/ with a table where each search would put one.
+
+    Tables are results and not in the repository: they are the only thing that may be missing.
+    """
+    root = tmp_path_factory.mktemp("ready")
+    shutil.copytree(ROOT / "experiments", root / "experiments")
+    net = pl.elastic(pl.models.digits_cnn(), torch.zeros(1, 1, 28, 28))
+    table = pl.uniform_table(net, rows=3)
+    for path in FILES:
+        for wanted in tables(tomllib.loads(path.read_text())):
+            place = (root / path.relative_to(ROOT)).parent / wanted
+            place.parent.mkdir(parents=True, exist_ok=True)
+            pl.save_table(place, table)
+    return root
+
+
+def test_there_are_files():
+    assert {path.parent.name for path in FILES} >= {"adasplit", "digits", "distreal", "search"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_file_loads(path, copied):
+    if is_search(path):
+        assert load_search(path).data.proxy is not None
+        return
+    found = members(copied / path.relative_to(ROOT))
+    assert found
+    assert all(isinstance(member.experiment, Experiment) for member in found)
+    assert len({member.name for member in found}) == len(found), "two runs share a folder"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_file_begins_with_its_command(path):
+    verb = "search" if is_search(path) else "compare"
+    assert path.read_text().startswith(f"# pliant {verb} {name(path)}")
+
+
+@pytest.mark.parametrize("path", PAPER, ids=name)
+def test_a_file_of_the_paper_says_how_long_it_takes_and_what_to_expect(path):
+    text = header(path)
+    assert re.search(r"Time: estimated.*(minute|hour|day)", text), "how the time was estimated"
+    assert re.search(r"Expect: .+\.", text)
+    if path.stem.startswith(("fig5", "fig6")) and path in FULL:
+        assert "the authors' final accuracy in per cent" in text
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_table_that_a_file_wants_is_made_by_a_search_for_the_same_network(path, copied):
+    wanted = tables(tomllib.loads(path.read_text()))
+    for text in wanted:
+        match = TABLE.match(text)
+        assert match, f"{text}: expected the place where `pliant search` puts its table"
+        sources = [one for one in FILES if one.stem == match[1] and is_search(one)]
+        assert len(sources) == 1, f"{text}: expected one search of that name, found {sources}"
+        sought = load_search(sources[0])
+        for member in members(copied / path.relative_to(ROOT)):
+            if getattr(member.experiment.method, "table", None) is not None:
+                assert member.experiment.network == sought.network
+                assert member.experiment.data.name == sought.data.name
+
+
+@pytest.mark.parametrize("path", FULL, ids=name)
+def test_a_full_size_file_has_a_small_twin(path):
+    twin = path.with_stem(f"{path.stem}-small")
+    assert twin.exists()
+    mine, other = (tomllib.loads(one.read_text()) for one in (path, twin))
+    assert set(mine.get("matrix", {}).get("method", ())) == set(
+        other.get("matrix", {}).get("method", ())
+    ), "the twin compares the same methods"
