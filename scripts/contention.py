@@ -155,8 +155,10 @@ def trial(folder: Path, name: str, trials: int, cores: list[int]) -> dict[str, A
         link = Sockets(sockets, cores[0], seconds)
         world = World(elastic(net, example_of(data)), data, experiment.federated)
         run = folder / name
-        for _ in serve(experiment, world, link, run, Service(allowance=seconds, retries=trials)):
+        service = Service(allowance=seconds, retries=trials)
+        for _ in serve(experiment, world, link, run, service, sleep=lambda _: time.sleep(0.01)):
             pass
+        plan: Any = world.method.plan(world.net)
         records = list(events(run))
         check(records)
     finally:
@@ -167,7 +169,8 @@ def trial(folder: Path, name: str, trials: int, cores: list[int]) -> dict[str, A
         judged(task, disturbed, seconds)
         for task, disturbed in zip(tasks, link.disturbed, strict=True)
     ]
-    return {"seconds": seconds, "batches": batches, "trials": rounds}
+    table = len(plan.rows.shares)
+    return {"seconds": seconds, "batches": batches, "table": table, "trials": rounds}
 
 
 def judged(task: TaskRecord, disturbed: tuple[float, float], seconds: float) -> dict[str, Any]:
@@ -194,8 +197,7 @@ def draw(path: Path, found: dict[str, Any]) -> None:
     figure, axes = plot.subplots(1, 2, figsize=(10, 3.2), sharey=True, layout="constrained")
     for axis, (name, told) in zip(axes, found.items(), strict=True):
         one, seconds = told["trials"][0], told["seconds"]
-        most = max(one["rows"]) or 1
-        shares = [(row + 1) / (most + 1) for row in one["rows"]]
+        shares = [(row + 1) / told["table"] for row in one["rows"]]
         axis.step(one["starts"], shares, where="post", color="#1f5f8b")
         axis.axvspan(*one["disturbed"], color="#d9822b", alpha=0.25, label="core taken")
         axis.axvline(seconds, color="#a01c1c", linestyle="--", label="deadline")
@@ -203,7 +205,7 @@ def draw(path: Path, found: dict[str, Any]) -> None:
         axis.set_title(f"{name}: {len(told['trials']) - late} of {len(told['trials'])} delivered")
         axis.set_xlabel("seconds since the order")
         axis.set_ylim(0, 1.05)
-    axes[0].set_ylabel("row of the table, of the last")
+    axes[0].set_ylabel("row of the table (1: full network)")
     axes[0].legend(loc="lower left")
     figure.savefig(path)
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 if TYPE_CHECKING:
-    from pliant.compare import Member
+    from pliant.compare import Member, Row
     from pliant.experiment import SearchRun
 
 SECONDS = 20  # of virtual time, for every federated method
@@ -26,7 +26,7 @@ TRAINED = (
     "waits for the slowest device of a round; the others send what they have when a round is over."
 )
 SPLIT = (
-    "3. Split learning: five clients hold two classes each and keep their first layer; the rest is "
+    "3. Split learning: five clients share 3,000 digits and keep their first layer; the rest is "
     "on a server. SL-basic exchanges activations and gradients for every mini-batch; AdaSplit "
     "trains clients by themselves, and lets the most useful ones talk in the second half."
 )
@@ -92,11 +92,11 @@ def _federated(seed: int, table: str) -> "list[Member]":
     from pliant.engine.rules import Rules
     from pliant.experiment import Data, Experiment, Network
     from pliant.explore import load_table
-    from pliant.methods import Distreal, FedAvg, FedDropout, FedProx, HeteroFl, Local
+    from pliant.methods import AnyMethod, Distreal, FedAvg, FedDropout, FedProx, HeteroFl, Local
     from pliant.nn.optimiser import Sgd
 
     local = Local(Sgd(lr=0.1, clip=5.0), batch=16)
-    runs = {
+    runs: dict[str, tuple[AnyMethod, Rules]] = {
         "FedAvg, waits": (FedAvg(local), Rules(late="wait")),
         "FedProx, partial work": (FedProx(mu=0.0, local=local), Rules(late="partial")),
         "Federated Dropout": (FedDropout(local=local), Rules(late="partial")),
@@ -119,18 +119,21 @@ def _federated(seed: int, table: str) -> "list[Member]":
 
 def _split(seed: int) -> "list[Member]":
     from pliant.compare import Member
-    from pliant.data import Shards
     from pliant.devices import Constant, DeviceClass, Fleet
     from pliant.engine.rules import Rules
     from pliant.experiment import Data, Experiment, Network
     from pliant.nn.optimiser import Adam
-    from pliant.split import AdaSplit, Split
+    from pliant.split import AdaSplit, AnySplit, Split
     from pliant.split.base import Local
 
     local = Local(optimiser=Adam(lr=1e-3), batch=32)
     link = DeviceClass(up=2.5e6, down=5e6, latency=0.02)  # 20 and 40 Mbit/s
     fleet = Fleet(5, Constant(low=0.5, high=1.0), classes=(link,), macs_per_second=1e9)
-    data = Data("digits", partition=Shards(2), proxy=5000)
+    data = Data("digits", proxy=5000)
+    methods: dict[str, AnySplit] = {
+        "SL-basic": Split(local=local),
+        "AdaSplit": AdaSplit(local=local, kappa=0.5),
+    }
     return [
         Member(
             (("method", name),),
@@ -146,10 +149,7 @@ def _split(seed: int) -> "list[Member]":
                 server_speed=1e12,
             ),
         )
-        for name, method in {
-            "SL-basic": Split(local=local),
-            "AdaSplit": AdaSplit(local=local, kappa=0.5),
-        }.items()
+        for name, method in methods.items()
     ]
 
 
@@ -190,7 +190,7 @@ def _methods_grid(found: "list[Member]", folder: Path) -> Grid:
     return grid
 
 
-def _split_grid(rows: "list") -> Grid:  # type: ignore[type-arg]
+def _split_grid(rows: "list[Row]") -> Grid:
     grid = _grid("method", "accuracy", "MB sent", "client GMACs", "seconds", "C3-Score")
     for row in rows:
         grid.add_row(

@@ -7,7 +7,12 @@ from typing import Literal
 
 from cyclopts import App
 
-app = App(name="deploy", help="Make keys, and try a federation on this machine.")
+HELP = """\
+Make keys, and try a federation on this machine.
+
+Example: pliant deploy up --devices 3"""
+
+app = App(name="deploy", help=HELP, help_format="plaintext")
 
 
 @app.command
@@ -90,7 +95,7 @@ def up(
     fleet = msgspec.structs.replace(experiment.fleet, size=devices)
     per_round = min(devices, experiment.per_round)
     experiment = msgspec.structs.replace(experiment, fleet=fleet, per_round=per_round)
-    build(experiment)
+    _ = experiment.federated, build(experiment)  # what cannot be run leaves no folder
     folder = out or Path("runs") / (spec.stem if spec else "deploy")
     keys = None if insecure else folder / "keys"
     if keys is not None and not keys.exists():

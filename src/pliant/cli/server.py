@@ -64,13 +64,12 @@ def server(
     if (keys is None) != insecure:
         raise ValueError("Expected either --keys FOLDER (see `pliant deploy init`) or --insecure")
     experiment = load_experiment(spec, overrides)
-    build(experiment)  # what cannot be built leaves no folder
+    _ = experiment.federated, build(experiment)  # what cannot be run leaves no folder
     folder = out or Path("runs") / spec.stem
-    open_run(folder, experiment)
     logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
-    running = Server(
-        folder, service_of(allowance, patience, squeeze, pace), host=host, port=port, keys=keys
-    )
+    service = service_of(allowance, patience, squeeze, pace)
+    running = Server(folder, service, host=host, port=port, keys=keys)
+    open_run(folder, experiment)
     return shown(running, experiment.rounds)
 
 

@@ -144,6 +144,7 @@ class Device:
             macs=update.macs,
             loss=update.loss,
             owned=update.owned,
+            short=pace.short,
             curve=_points(self._curve(resident, order.device).slowed(resident.slowdown)),
         )
         raw = packed(answer, sent)

@@ -51,6 +51,7 @@ class Answer(Struct, frozen=True):
     macs: float = 0.0
     loss: float | None = None
     owned: int = 0
+    short: int = 0  # mini-batches for which even the smallest row was too much
     curve: tuple[tuple[float, float], ...] = ()  # share of the full MACs, seconds a mini-batch now
 
 

@@ -106,6 +106,7 @@ class LivePace:
         self.times: list[float] = []
         self.rows: list[int] = []
         self.macs: list[float] = []
+        self.short = 0  # mini-batches for which even the smallest row was too much
 
     def choose(self, step: int) -> tuple[int, float] | None:
         """Return the row and the expected MACs of a mini-batch; None when the round is over."""
@@ -146,6 +147,7 @@ class LivePace:
             np.full(1, self._work.left(0)),
         )
         choice = self._plan.choose(moment)
+        self.short += bool(choice.is_short is not None and choice.is_short[0])
         return int(choice.row[0]), float(choice.macs[0])
 
     def _expected(self, step: int, macs: float) -> float:

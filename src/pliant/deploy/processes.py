@@ -7,7 +7,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
+
+from pliant.extras import MissingExtra
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -80,6 +83,12 @@ def _tied() -> None:
     """Let the kernel end this process when its parent has gone, however that went."""
     if _SYSTEM is not None:  # loaded before the fork, after which little may be done
         _SYSTEM.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def need_flower() -> None:
+    """Say how to get Flower where it is missing, without importing it: we only start it."""
+    if find_spec("flwr") is None:
+        raise MissingExtra("flwr is not installed: run `pip install 'pliant[deploy]'`")
 
 
 def script(name: str) -> str:

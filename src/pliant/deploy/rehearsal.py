@@ -64,6 +64,7 @@ class FleetPace:
         self._rows = table.row[0, :used].tolist()
         self._macs = table.planned[0, :used].tolist()
         self._clock = clock
+        self.short = int(table.is_short[0, :used].sum())
         self.times: list[float] = []
         self.rows: list[int] = []
 

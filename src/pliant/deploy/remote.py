@@ -10,16 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from pliant import extras
 from pliant.deploy.host import Limits
 from pliant.deploy.keys import need_private
-from pliant.deploy.processes import LOOPBACK, Child, environment, script
+from pliant.deploy.processes import LOOPBACK, Child, environment, need_flower, script
 from pliant.deploy.worker import Setup
 
 log = logging.getLogger("pliant")
 
 IDLE = 600.0  # seconds without an order after which the worker gives its memory back
-AGAIN = 2.0  # seconds before a process that died is started again
+AGAIN = 5.0  # seconds before a node is started again, which Flower may refuse for a minute
 
 
 class RemoteDevice:
@@ -37,7 +36,7 @@ class RemoteDevice:
         idle_seconds: float = IDLE,
         cpu: int | None = None,
     ) -> None:
-        extras.need("flwr", "deploy")
+        need_flower()
         host = server.rpartition(":")[0].strip("[]")
         if not host or not server.rpartition(":")[2].isdigit():
             raise ValueError(f"Expected --server HOST:PORT, got {server!r}")

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from pliant import atomic, extras
+from pliant import atomic
 from pliant.deploy.keys import need_private
-from pliant.deploy.processes import LOOPBACK, Child, environment, script
+from pliant.deploy.processes import LOOPBACK, Child, environment, need_flower, script
 from pliant.deploy.service import Service
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.store import CHECKPOINTS, events
@@ -62,10 +62,10 @@ class Server:
         port: int = 9092,
         keys: Path | None = None,
     ) -> None:
-        extras.need("flwr", "deploy")
+        need_flower()
         if keys is None and host not in LOOPBACK:
             raise ValueError(f"Expected --keys FOLDER for {host}: --insecure is for loopback only")
-        self.folder = folder.resolve()
+        self.folder, self._service = folder.resolve(), service
         self.host, self.port = host, port
         self._keys = keys.resolve() if keys else None
         if self._keys is not None:
@@ -77,7 +77,6 @@ class Server:
         self._run: str | None = None
         self._read = 0  # bytes of the records
         self._known: list[RoundRecord] = []
-        atomic.write_bytes(self.folder / "service.json", msgspec.json.encode(service))
 
     @property
     def address(self) -> str:
@@ -146,6 +145,7 @@ class Server:
         config += f'address = "{self.address}"\n{secure}\n'
         (self._home / "config.toml").write_text(config)
         (self.folder / "server.pid").unlink(missing_ok=True)
+        atomic.write_bytes(self.folder / "service.json", msgspec.json.encode(self._service))
 
     def _link(self) -> None:
         with socket.socket() as probe:

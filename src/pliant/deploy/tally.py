@@ -50,6 +50,7 @@ def recorded(
         starts=tuple(times[:-1]) if rows else (),
         ends=tuple(times[1:]) if rows else (),
         rows=tuple(rows),
+        short=0 if answer is None else max(0, min(answer.short, len(rows))),
     )
 
 

@@ -19,6 +19,9 @@ aten = torch.ops.aten
 class Shadow(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch does not annotate it
     """Let operations on meta tensors give tensors of the right shape at once."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # torch would import its compiler to tell it so
         return False
