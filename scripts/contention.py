@@ -13,7 +13,6 @@ Flower's polls would only blur the times. Writes records, `contention.json` and 
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import threading
@@ -53,8 +52,9 @@ METHODS = {
 class Sockets:
     """A link to workers on this machine; it lets another program disturb device 0."""
 
-    def __init__(self, sockets: list[str], core: int, seconds: float) -> None:
+    def __init__(self, sockets: list[str], core: int, seconds: float, log: Path) -> None:
         self._sockets = sockets
+        self._log = log
         self._core = core
         self._seconds = seconds
         self._found: list[Reply] = []
@@ -87,11 +87,10 @@ class Sockets:
     def _disturb(self, began: float) -> None:
         time.sleep(max(0.0, began + FROM * self._seconds - time.monotonic()))
         command = ["taskset", "-c", str(self._core), sys.executable, "-S", "-c", BUSY]
-        other = subprocess.Popen(command, start_new_session=True)
+        other = Child(command, self._log, environment(self._log.parent))
         since = time.monotonic() - began
         time.sleep(max(0.0, began + TO * self._seconds - time.monotonic()))
-        other.kill()
-        other.wait()
+        other.end()
         self.disturbed.append((since, time.monotonic() - began))
 
 
@@ -143,7 +142,7 @@ def trial(folder: Path, name: str, trials: int, cores: list[int]) -> dict[str, A
         first = described(METHODS[name], trials, 10.0)
         net, data = build(first)
         hello = packed(Order("hello", encode(first), -1))
-        link = Sockets(sockets, cores[0], 0.0)
+        link = Sockets(sockets, cores[0], 0.0, folder / "other.log")
         greeting: Answer = read_answer(link.ask(0, hello))[0]
         curve = curve_from(greeting.curve)
         assert curve is not None, greeting.reason
@@ -152,7 +151,7 @@ def trial(folder: Path, name: str, trials: int, cores: list[int]) -> dict[str, A
         experiment = described(METHODS[name], trials, seconds)
         for device in range(3):
             link.ask(device, packed(Order("hello", encode(experiment), -1)))
-        link = Sockets(sockets, cores[0], seconds)
+        link = Sockets(sockets, cores[0], seconds, folder / "other.log")
         world = World(elastic(net, example_of(data)), data, experiment.federated)
         run = folder / name
         service = Service(allowance=seconds, retries=trials)
@@ -176,7 +175,7 @@ def trial(folder: Path, name: str, trials: int, cores: list[int]) -> dict[str, A
 def judged(task: TaskRecord, disturbed: tuple[float, float], seconds: float) -> dict[str, Any]:
     """Return how a trial went: delivered or not, and how soon the rates fell."""
     begun = [place for place, start in enumerate(task.starts) if start > disturbed[0]]
-    calm = np.median(task.rows[: begun[0]]) if begun else 0
+    calm = np.median(task.rows[: begun[0]]) if begun and begun[0] else 0
     fell = [place for place in begun if task.rows[place] < calm - 1]
     return {
         "end": task.end,

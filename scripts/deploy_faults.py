@@ -12,6 +12,7 @@ all of them every dispatched task must have one end in the ledger.
 """
 
 import argparse
+import math
 import os
 import random
 import signal
@@ -155,7 +156,7 @@ def told(folder: Path, window: float) -> tuple[int, float]:
     records = list(events(folder))
     rounds = check(records)
     ends = Counter(r.end.partition(":")[0] for r in records if isinstance(r, TaskRecord))
-    clock, longest = 0.0, 0.0
+    clock, longest = 0.0, -math.inf
     for record in records:
         if isinstance(record, RoundRecord):
             longest = max(longest, record.seconds - clock - window)

@@ -1,5 +1,7 @@
 """Devices in this process: everything of a federation but the network between its parts."""
 
+import time
+
 import msgspec
 
 from pliant.deploy import device as device_module
@@ -68,12 +70,23 @@ def built_once(experiment):
     return BUILT[key]
 
 
+FLEXIBLE = {}
+
+
+def elastic_once(net, example):
+    """Make a network elastic once; training leaves it as it is."""
+    if id(net) not in FLEXIBLE:
+        FLEXIBLE[id(net)] = elastic(net, example)
+    return FLEXIBLE[id(net)]
+
+
 device_module.build = built_once
+device_module.elastic = elastic_once
 
 
 def world_of(experiment):
     net, data = built_once(experiment)
-    return World(elastic(net, example_of(data)), data, experiment.federated)
+    return World(elastic_once(net, example_of(data)), data, experiment.federated)
 
 
 def devices_of(experiment, folder, limits=None):
@@ -83,9 +96,10 @@ def devices_of(experiment, folder, limits=None):
     }
 
 
-def served(experiment, link, folder, **options):
+def served(experiment, link, folder, clock=time.monotonic, sleep=time.sleep, **options):
     """Run the server's rounds and return all records."""
-    list(serve(experiment, world_of(experiment), link, folder, Service(**options)))
+    world, service = world_of(experiment), Service(**options)
+    list(serve(experiment, world, link, folder, service, clock=clock, sleep=sleep))
     return list(events(folder))
 
 

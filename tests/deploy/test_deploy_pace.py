@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.deploy.pace import Curve, LivePace, Work, curve_from
+from pliant.deploy.pace import RESERVE, Curve, LivePace, Work, curve_from
 from pliant.devices import FULL, PerBatch, Rows
 
 SHARES = tuple(np.linspace(0.1, 1.0, 19).tolist())
@@ -43,25 +43,25 @@ def test_with_enough_time_it_takes_the_full_network():
 
 def test_time_is_what_it_fits_not_macs():
     machine = Machine()
-    chosen = machine.run(pace_on(machine, seconds=40 * 0.05 / 0.97))
+    chosen = machine.run(pace_on(machine, seconds=40 * 0.05 / (1 - RESERVE)))
     # half of the time is a quarter of the MACs on this machine, and a half is not
     assert np.mean([macs for _, macs in chosen]) == pytest.approx(0.25, abs=0.03)
-    assert machine.now <= 40 * 0.05 / 0.97
+    assert machine.now <= 40 * 0.05 / (1 - RESERVE)
 
 
 def test_contention_in_the_middle_changes_the_rates_within_two_mini_batches():
     machine = Machine(slow=lambda step: 2.0 if step >= 15 else 1.0)
-    pace = pace_on(machine, seconds=40 * 0.1 / 0.95)
+    pace = pace_on(machine, seconds=40 * 0.1 / (1 - RESERVE))
     chosen = [macs for _, macs in machine.run(pace)]
     assert min(chosen[:16]) > 0.9
     assert max(chosen[17:]) < 0.6  # 15 and 16 were slow, 17 knows
     assert len(chosen) == 40
-    assert machine.now <= 40 * 0.1 / 0.95
+    assert machine.now <= 40 * 0.1 / (1 - RESERVE)
 
 
 def test_without_rates_to_choose_the_same_contention_is_too_late():
     machine = Machine(slow=lambda step: 2.0 if step >= 15 else 1.0)
-    pace = pace_on(machine, seconds=40 * 0.1 / 0.95, plan=FULL)
+    pace = pace_on(machine, seconds=40 * 0.1 / (1 - RESERVE), plan=FULL)
     assert len(machine.run(pace)) < 40
 
 
@@ -78,7 +78,7 @@ def machine_choices(machine):
 
 def test_when_the_other_program_ends_the_rates_rise_again():
     machine = Machine(slow=lambda step: 2.0 if 10 <= step < 20 else 1.0)
-    chosen = [macs for _, macs in machine.run(pace_on(machine, seconds=40 * 0.1 / 0.95))]
+    chosen = [macs for _, macs in machine.run(pace_on(machine, seconds=40 * 0.1 / (1 - RESERVE)))]
     assert np.mean(chosen[24:]) > np.mean(chosen[13:20])
 
 

@@ -59,17 +59,36 @@ def test_a_bad_answer_changes_nothing_and_is_named(tmp_path):
     assert tasks(none)[1].end == "dropped: gone"
 
 
-def test_a_device_that_says_nothing_ends_late_by_the_deadline(tmp_path):
-    experiment = described(fleet={"round_seconds": 0.3}, rules={"late": "partial"}, rounds=1)
+class Ticking:
+    """A clock that stands still but for what it is told."""
+
+    now = 0.0
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_a_device_that_says_nothing_ends_late_at_the_deadline(tmp_path):
+    experiment, ticking = described(rounds=1), Ticking()
 
     def hanging(device, round, raw):
+        ticking.now += 50.0 / 3
         return None if device == 1 else raw
 
-    link = Near(devices_of(experiment, tmp_path), hanging)
-    records = served(experiment, link, tmp_path / "run", allowance=3.0)
+    records = served(
+        experiment,
+        Near(devices_of(experiment, tmp_path), hanging),
+        tmp_path / "run",
+        clock=ticking.clock,
+        sleep=ticking.sleep,
+        allowance=3.0,
+    )
     assert check(records) == 1
-    assert tasks(records)[1].end == "late"
-    assert records[-1].seconds < 0.3 + 3.0 + 1.0
+    assert [task.end for task in tasks(records)] == ["finished", "late", "finished"]
+    assert 60.0 + 3.0 <= records[-1].seconds <= 60.0 + 3.0 + 0.25
 
 
 def test_a_round_without_updates_is_begun_again_from_the_same_model(tmp_path):

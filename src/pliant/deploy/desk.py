@@ -7,7 +7,7 @@ import numpy as np
 
 from pliant.deploy.inbox import DROPPED, LATE, Ask, Received
 from pliant.deploy.letters import EXTRA, PARAMS, Order, packed, read_answer
-from pliant.deploy.pace import Curve, Work, curve_from
+from pliant.deploy.pace import Curve, Work, curve_from, work_of
 from pliant.deploy.post import Link
 from pliant.deploy.service import Service
 from pliant.devices import Moment
@@ -56,10 +56,7 @@ class Desk:
 
     def work(self, device: int) -> Work:
         """Return the mini-batches of a device."""
-        samples, local = len(self.share(device)), self.world.method.local
-        whole, rest = divmod(samples, local.batch)
-        once = [local.batch] * whole + ([rest] if rest else [])
-        return Work(tuple(once * local.epochs), self.full)
+        return work_of(len(self.share(device)), self.world.method.local, self.full)
 
     def share(self, device: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         """Return the indices of a device's samples."""

@@ -17,7 +17,7 @@ from pliant.deploy.calibrate import calibrated, curve_of, example_batch
 from pliant.deploy.host import Limits, hints, refusal
 from pliant.deploy.keepsake import Keepsakes
 from pliant.deploy.letters import CHANGE, EXTRA, PARAMS, Answer, Order, packed, read_order
-from pliant.deploy.pace import Curve, LivePace, Work
+from pliant.deploy.pace import Curve, LivePace, Work, work_of
 from pliant.deploy.rehearsal import FleetPace
 from pliant.deploy.squeeze import squeezed
 from pliant.engine.job import World, example_of
@@ -105,7 +105,7 @@ class Device:
         world, experiment = resident.world, resident.experiment
         place = Place(experiment.seed, order.round, order.device)
         share = world.data.devices[order.device % len(world.data)]
-        work = Work(batch_sizes(len(share), world), resident.full)
+        work = work_of(len(share), world.method.local, resident.full)
         keepsakes = Keepsakes(self._folder / resident.key)
         memory, residual = keepsakes.recall(order.merged)
         row = 0 if order.row is None else order.row
@@ -188,13 +188,6 @@ def steps(world: World, place: Place, pace: "LivePace | FleetPace") -> Iterator[
         x, y = order[place_in]
         yield Step(x, y, world.method.subnet(world.net, row, place, number), macs)
         number += 1
-
-
-def batch_sizes(samples: int, world: World) -> tuple[int, ...]:
-    """Return how many samples each mini-batch of a device has."""
-    whole, rest = divmod(samples, world.method.local.batch)
-    once = [world.method.local.batch] * whole + ([rest] if rest else [])
-    return tuple(once * world.method.local.epochs)
 
 
 def local(described: Any, limits: Limits) -> Any:

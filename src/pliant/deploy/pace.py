@@ -13,9 +13,10 @@ import numpy as np
 
 from pliant.devices import Moment, PerBatch, Plan
 from pliant.devices.draws import FloatArray
+from pliant.methods.base import Local
 
 MEMORY = 3  # mini-batches whose median is the slowdown: one outlier changes nothing
-RESERVE = 0.03  # of the round, for what cannot be foreseen at its end
+RESERVE = 0.05  # of the round, for what cannot be foreseen at its end
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,13 @@ class Work:
     def left(self, step: int) -> float:
         """Return the full MACs of a step and of all behind it."""
         return self.full * sum(self.sizes[step:])
+
+
+def work_of(samples: int, local: Local, full: float) -> Work:
+    """Return the mini-batches of a device that has so many samples."""
+    whole, rest = divmod(samples, local.batch)
+    once = [local.batch] * whole + ([rest] if rest else [])
+    return Work(tuple(once * local.epochs), full)
 
 
 class LivePace:
