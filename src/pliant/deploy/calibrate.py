@@ -20,7 +20,7 @@ from pliant.params import params_of
 from pliant.rng import stream
 
 RATES = (0.0, 0.25, 0.5, 0.7)
-STEPS = 5  # timed at each rate, of which the shortest counts: what disturbs only adds
+STEPS = 5  # timed at each rate, of which the shortest counts: cold caches only add
 PATIENCE = 3.0  # seconds at one rate, after its first two steps
 POINTS = 12
 
@@ -37,9 +37,12 @@ def calibrated(net: Elastic, x: Tensor, y: Tensor, folder: Path) -> Profile:
 
 
 def measured(
-    net: Elastic, x: Tensor, y: Tensor, *, clock: Callable[[], float] = time.perf_counter
+    net: Elastic, x: Tensor, y: Tensor, *, clock: Callable[[], float] = time.process_time
 ) -> Profile:
-    """Time training steps at a few rates and fit the three constants."""
+    """Time training steps at a few rates and fit the three constants.
+
+    The clock is that of the CPU: what a step would take if nothing else ran, whatever does.
+    """
     learner = Learner(net, params_of(net.net), Sgd())
     costs, seconds = [], []
     for number, rate in enumerate(RATES):
