@@ -40,6 +40,7 @@ from pliant.nn.elastic import elastic
 from pliant.value import decode, encode
 
 CALM = 0.8  # of a round's time is what the full network needs
+EPOCHS = 3  # so that a round lasts for some seconds
 SEED = 18  # with which device 0 has 1,623 of 2,500 samples
 FROM, TO = 0.3, 0.9  # of a round's time is the other program there
 BUSY = "while True: pass"
@@ -58,6 +59,7 @@ class Sockets:
         self._core = core
         self._seconds = seconds
         self._found: list[Reply] = []
+        self._other: threading.Thread | None = None
         self.greetings: dict[int, bytes] = {}
         self.disturbed: list[tuple[float, float]] = []
 
@@ -65,11 +67,18 @@ class Sockets:
         return set(range(len(self._sockets)))
 
     def send(self, letters: dict[int, bytes], *, round: int, seconds: float) -> None:
+        self.settle()
         self._found = []
         began = time.monotonic()
         for device, letter in letters.items():
             threading.Thread(target=self._asked, args=(device, letter), daemon=True).start()
-        threading.Thread(target=self._disturb, args=(began,), daemon=True).start()
+        self._other = threading.Thread(target=self._disturb, args=(began,), daemon=True)
+        self._other.start()
+
+    def settle(self) -> None:
+        """Wait until the other program has gone: it belongs to one round."""
+        if self._other is not None:
+            self._other.join()
 
     def replies(self) -> list[Reply]:
         found, self._found = self._found, []
@@ -109,7 +118,8 @@ def connected(path: str) -> Any:
 def described(method: dict[str, Any], rounds: int, seconds: float) -> Experiment:
     """Describe the run: device 0 has more than half of the samples."""
     plain = {
-        "method": method | {"local": {"batch": 32, "optimiser": {"type": "sgd", "lr": 0.05}}},
+        "method": method
+        | {"local": {"batch": 32, "epochs": EPOCHS, "optimiser": {"type": "sgd", "lr": 0.05}}},
         "network": {"name": "femnist_cnn"},
         "data": {"name": "digits", "proxy": 5500, "partition": {"type": "unequal"}},
         "fleet": {"size": 3, "round_seconds": seconds},
@@ -146,7 +156,7 @@ def trial(folder: Path, name: str, trials: int, cores: list[int]) -> dict[str, A
         greeting: Answer = read_answer(link.ask(0, hello))[0]
         curve = curve_from(greeting.curve)
         assert curve is not None, greeting.reason
-        batches = -(-data.sizes()[0] // 32)
+        batches = EPOCHS * -(-data.sizes()[0] // 32)
         seconds = round(batches * curve.at(1.0) / CALM, 3)
         experiment = described(METHODS[name], trials, seconds)
         for device in range(3):
@@ -157,6 +167,7 @@ def trial(folder: Path, name: str, trials: int, cores: list[int]) -> dict[str, A
         service = Service(allowance=seconds, retries=trials)
         for _ in serve(experiment, world, link, run, service, sleep=lambda _: time.sleep(0.01)):
             pass
+        link.settle()
         plan: Any = world.method.plan(world.net)
         records = list(events(run))
         check(records)
@@ -164,10 +175,8 @@ def trial(folder: Path, name: str, trials: int, cores: list[int]) -> dict[str, A
         for child in children:
             child.end()
     tasks = [r for r in records if isinstance(r, TaskRecord) and r.device == 0][:trials]
-    rounds = [
-        judged(task, disturbed, seconds)
-        for task, disturbed in zip(tasks, link.disturbed, strict=True)
-    ]
+    pairs = zip(tasks, link.disturbed[: len(tasks)], strict=True)
+    rounds = [judged(task, disturbed, seconds) for task, disturbed in pairs]
     table = len(plan.rows.shares)
     return {"seconds": seconds, "batches": batches, "table": table, "trials": rounds}
 

@@ -67,7 +67,7 @@ def test_a_run_shows_a_line_a_round_and_leaves_all_in_its_folder(run, place, cal
     assert [line.split()[1] for line in lines] == ["1/2", "2/2"]
     assert "accuracy" in lines[-1]
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert names == ["checkpoints", "config.json", "events.jsonl", "versions.json"]
+    assert names == ["checkpoints", "config.json", "events.jsonl", "lock", "versions.json"]
     assert json.loads((tmp_path / "run/config.json").read_bytes())["rounds"] == 2
 
 

@@ -50,9 +50,9 @@ def test_traces_are_read_from_plain_data():
 @pytest.mark.parametrize(
     ("speed", "message"),
     [
-        ({"type": "changes"}, "Invalid value 'changes'"),
-        ({"type": "constant", "low": -1}, r">= 0.0 - at `\$.speed.low`"),
-        ({"type": "constant", "fast": 1}, "unknown field `fast`"),
+        ({"type": "changes"}, "unknown `speed.type` = 'changes'; did you mean 'changing'"),
+        ({"type": "constant", "low": -1}, r">= 0.0 at `speed.low`, got -1"),
+        ({"type": "constant", "fast": 1}, "unknown key `speed.fast`"),
         ({"type": "product", "parts": []}, "length >= 1"),
         ({"type": "steps", "times": [1], "speeds": [1]}, "start at 0"),
     ],
