@@ -60,9 +60,7 @@ def test_unknown_keys_are_errors():
 
 
 def test_an_unknown_kind_is_an_error():
-    with pytest.raises(
-        ValueError, match=r"unknown `method.type` = 'sprung'; did you mean 'spring'"
-    ):
+    with pytest.raises(ValueError, match=r"unknown `method.type` = 'sprung'; did you mean"):
         decode({"method": {"type": "sprung"}}, Run)
 
 
