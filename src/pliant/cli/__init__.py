@@ -99,7 +99,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     text = " ".join(str(error).split())
     match error:
         case KeyboardInterrupt():
-            return INTERRUPTED, "interrupted"
+            return INTERRUPTED, f"interrupted; {text}" if text else "interrupted"
         case CycloptsError():
             return WRONG_INPUT, f"{text} (see `pliant --help`)"
         case MissingExtra():

@@ -56,7 +56,10 @@ def compare(
             sys.stderr.write(f"finished {member.name} ({len(names)} of {len(found)})\n")
             show(len(names))
 
-        run_all(found, folder, Processes(), tell)
+        try:
+            run_all(found, folder, Processes(), tell)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("the same command goes on from here") from None
     for member in found if tensorboard else ():
         export(folder / member.name)
     rows = table(found, folder, target)
