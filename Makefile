@@ -2,6 +2,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+DOCS := $(VENV)/docs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 OLD := import sys; sys.exit(sys.version_info < (3, 11))
 
@@ -12,7 +13,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; d
 # One thread per process: tests and workers run side by side, and results do not depend on the count.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test check lock clean
+.PHONY: help demo test check docs lock clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +23,7 @@ demo: $(VENV)/.pliant ## run the main job on the embedded digits
 
 test: check ## run the checks, then every test that is not marked slow
 	@echo "· tests"
-	@$(BIN)/python -m pytest -n 2 -m "not slow"
+	@$(BIN)/python -m pytest -n 2 -rs -m "not slow"
 
 check: $(VENV)/.pliant $(VENV)/.dev ## format, lint, types and layers
 	@echo "· ruff, mypy, import-linter"
@@ -31,11 +32,14 @@ check: $(VENV)/.pliant $(VENV)/.dev ## format, lint, types and layers
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo
 
+docs: $(DOCS)/.made ## build the site of docs/ into site/
+	@$(DOCS)/bin/zensical build --clean --strict
+
 lock: $(VENV)/.pliant $(VENV)/.dev ## write the lock files anew from what .venv holds
 	@$(BIN)/python requirements/lock.py
 
 clean: ## remove .venv and caches; runs and data stay
-	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist
+	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist site
 	@find src tests requirements -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is touched when its step is done, so that a second run installs nothing.
@@ -65,4 +69,11 @@ $(VENV)/.pliant: pyproject.toml $(VENV)/.lock
 $(VENV)/.dev: requirements/lock-dev.txt $(VENV)/.lock
 	@echo "· tools of $<"
 	@$(PIP) --no-deps --require-hashes -r $<
+	@touch $@
+
+# An environment of its own: what builds the site has nothing to do with what trains.
+$(DOCS)/.made: requirements/lock-docs.txt $(VENV)/.made
+	@echo "· zensical, of $<"
+	@$(BIN)/python -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r $<
 	@touch $@

@@ -1,12 +1,16 @@
-"""Write the two lock files from what this environment holds, with every hash on PyPI.
+"""Write the lock files from what this environment holds, with every hash on PyPI.
 
 Run it as `make lock` after trying new versions in `.venv` with pip. torch is left out: it has a
-file of its own, because its builds differ from index to index.
+file of its own, because its builds differ from index to index. The tool that builds the site of
+the documentation lives in an environment of its own, so pip says what it needs.
 """
 
+import json
 import re
+import subprocess
+import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -25,6 +29,7 @@ HERE = Path(__file__).resolve().parent
 RUNTIME_EXTRAS = ("search", "report", "dashboard", "images")
 LINK = re.compile(r'/([^/"]+)#sha256=([0-9a-f]{64})"')
 BUILD = ("hatchling", "editables")
+DOCS = "zensical==0.0.73"
 
 
 def closure(wanted: Iterable[str]) -> set[str]:
@@ -48,9 +53,17 @@ def closure(wanted: Iterable[str]) -> set[str]:
     return {name for name, _ in seen}
 
 
-def pin(name: str) -> str:
+def resolved(wanted: str) -> dict[str, str]:
+    """Return what pip would install for a requirement into an empty environment, by versions."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
+    command += ["--quiet", "--report", "-", wanted]
+    found = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    items = [item["metadata"] for item in json.loads(found)["install"]]
+    return {canonicalize_name(item["name"]): item["version"] for item in items}
+
+
+def pin(name: str, version: str) -> str:
     """Return the lock's entry for a distribution: its version and the hashes of all its files."""
-    version = distribution(name).version
     with urlopen(f"https://pypi.org/simple/{name}/", timeout=60) as answer:
         links = LINK.findall(answer.read().decode())
     hashes = sorted(f"--hash=sha256:{found}" for file, found in links if is_of(file, version))
@@ -68,17 +81,22 @@ def is_of(file: str, version: str) -> bool:
         return False  # an installer of long ago
 
 
-def write(path: Path, names: Iterable[str]) -> None:
+def held(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions that this environment holds."""
+    return {name: distribution(name).version for name in names}
+
+
+def write(path: Path, versions: Mapping[str, str]) -> None:
     """Write one lock file."""
     with ThreadPoolExecutor(8) as pool:
-        pins = list(pool.map(pin, sorted(names)))
+        pins = list(pool.map(pin, sorted(versions), map(versions.__getitem__, sorted(versions))))
     path.write_text("# Complete and exact: made by `make lock`, installed with --no-deps.\n")
     with path.open("a") as file:
         file.writelines(f"{entry}\n" for entry in pins)
 
 
 def main() -> None:
-    """Lock what `make demo` runs on, and on top of it what the tests and checks need."""
+    """Lock what `make demo` runs on, what tests and checks need on top of it, and `make docs`."""
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     runtime = [*project["project"]["dependencies"], *BUILD]
@@ -86,8 +104,9 @@ def main() -> None:
     everything = [text for group in project["dependency-groups"].values() for text in group]
     everything += [text for group in extras.values() for text in group]
     first = closure(runtime) - {"torch"}
-    write(HERE / "lock.txt", first)
-    write(HERE / "lock-dev.txt", closure(everything) - first - {"torch"})
+    write(HERE / "lock.txt", held(first))
+    write(HERE / "lock-dev.txt", held(closure(everything) - first - {"torch"}))
+    write(HERE / "lock-docs.txt", resolved(DOCS))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Every life of the run ends by SIGKILL at progress that is observed from outside:
 written, the records of a lost round cut off, a checkpoint half written, a checkpoint just there.
 When a run gets through, its last record and all of `events.jsonl` must be those of the undisturbed
 run, byte for byte, and the next run begins. At last a control, which must differ: a run that is
-killed once and goes on from a checkpoint with the weights of the beginning. `--folder` keeps
+killed once and goes on from a checkpoint in which the largest tensor was changed. `--folder` keeps
 everything there, and goes on from it when called again.
 """
 
@@ -27,7 +27,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Protocol
 
-SPEC = """
+FEDERATED = """
 rounds = 18
 per_round = 3
 checkpoint_every = 3
@@ -51,6 +51,34 @@ options = { hidden = 16 }
 [evaluation]
 every = 6
 """
+SPLIT = """
+rounds = 18
+per_round = 3
+checkpoint_every = 3
+
+[method]
+type = "adasplit"
+cut = "features.2"
+kappa = 0.3
+elastic = true
+local = { batch = 16 }
+
+[fleet]
+size = 3
+speed = { type = "changing", low = 0.3, high = 1.1, per_round = 2.0 }
+
+[data]
+name = "digits"
+proxy = 7880
+
+[network]
+name = "digits_cnn"
+options = { hidden = 16 }
+
+[evaluation]
+every = 18
+"""
+SPECS = {"federated": FEDERATED, "split": SPLIT}
 KINDS = ("records", "records", "cut off", "half saved", "saved")
 WORKERS = {"inline": 'type="inline"', "processes": 'type="processes",count=2'}
 A_LIFE = 120.0  # seconds after which a life is taken to hang
@@ -222,16 +250,14 @@ def outcome(folder: Path) -> tuple[str, bytes]:
 
 
 def spoil(folder: Path) -> None:
-    """Put the weights that the run began with into its newest checkpoint."""
+    """Change the largest tensor in the newest checkpoint."""
     from pliant import checkpoint
-    from pliant.experiment import build, recall
-    from pliant.params import params_of
 
     found = checkpoint.newest(folder / "checkpoints")
     if found is not None:
         number, tensors, state = found
-        first = params_of(build(recall(folder))[0])
-        tensors |= {f"params/{name}": tensor for name, tensor in first.items()}
+        largest = max(tensors, key=lambda name: tensors[name].numel())
+        tensors[largest] = tensors[largest] + 1
         checkpoint.save(folder / "checkpoints", number, tensors, state)
 
 
@@ -249,12 +275,12 @@ def workplace(folder: Path | None) -> Iterator[Path]:
 class Torment:
     """Runs that are killed and resumed in one place, and what is known of them."""
 
-    def __init__(self, place: Path, source: "Processes | Nursery", workers: str) -> None:
+    def __init__(self, place: Path, source: "Processes | Nursery", kind: str, workers: str) -> None:
         self._source = source
         self._folder = place / "killed"
         self._progress = place / "progress.json"
         spec = place / "small.toml"
-        spec.write_text(SPEC)
+        spec.write_text(SPECS[kind])
         self._begin = ("run", str(spec), f"workers={{{workers}}}", "--out")
         state = {"kills": 0, "runs": 0, "kinds": {}}
         if self._progress.exists():
@@ -318,7 +344,7 @@ def torment(place: Path, asked: argparse.Namespace) -> int:
     end = time.monotonic() + asked.seconds
     source: Processes | Nursery = Nursery() if asked.fork else Processes()
     try:
-        runs = Torment(place, source, WORKERS[asked.workers])
+        runs = Torment(place, source, asked.runs, WORKERS[asked.workers])
         while runs.kills < asked.kills or not runs.is_through():
             if time.monotonic() > end:
                 sys.stdout.write(f"{runs.kills} kills so far: call again with this folder\n")
@@ -339,6 +365,7 @@ def main() -> int:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--runs", choices=sorted(SPECS), default="federated")
     parser.add_argument("--folder", type=Path, help="keep the runs here, and go on from them")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after about this time")
     parser.add_argument("--workers", choices=sorted(WORKERS), default="inline")

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pliant.compare import is_finished, members, run_all, table
+from pliant.compare import crew, is_finished, members, run_all, table
 from pliant.engine.store import events
-from pliant.engine.workers import Inline
+from pliant.engine.workers import Cluster, Inline, Processes
+from pliant.experiment import begin
 from pliant.value import encode
 
 SPEC = """
@@ -98,3 +99,20 @@ def test_a_wrong_matrix_is_told_in_one_line(tmp_path: Path, matrix: str, message
     with pytest.raises(ValueError, match=message) as caught:
         members(path)
     assert "\n" not in str(caught.value)
+
+
+def test_the_file_says_which_workers_share_the_runs(spec: Path) -> None:
+    assert crew(members(spec)) == Processes()
+    assert crew(members(spec, ['workers={type="ray",count=2}'])) == Cluster(count=2)
+    mixed = ['matrix.workers=[{type="inline"},{type="processes"}]']
+    with pytest.raises(ValueError, match="the same workers for all runs"):
+        crew(members(spec, mixed))
+
+
+def test_a_comparison_goes_on_with_other_workers(spec: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    first = members(spec, ["rounds=1", 'workers={type="processes",count=1}'])[:1]
+    begin(folder / first[0].name, first[0].experiment)
+    again = members(spec, ["rounds=1", 'workers={type="inline"}'])[:1]
+    run_all(again, folder, crew(again))
+    assert is_finished(folder / again[0].name, again[0])

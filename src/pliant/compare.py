@@ -3,6 +3,7 @@
 All runs of a comparison share what the matrix does not vary: data, traces and the order of both.
 """
 
+import gc
 import itertools
 import re
 import statistics
@@ -12,9 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.store import events
-from pliant.engine.workers import AnyWorkers, Inline, opened
+from pliant.engine.workers import AnyWorkers, Inline, Processes, opened
 from pliant.experiment import Experiment, begin, build, overridden, recall, records, resolved
 from pliant.params import Params
 from pliant.score import c3
@@ -102,12 +105,25 @@ def run_all(
         place = folder / member.name
         if not (place / "config.json").exists():
             begin(place, member.experiment)
-        elif encode(recall(place)) != encode(member.experiment):
+        elif _essence(recall(place)) != _essence(member.experiment):
             raise ValueError(
                 f"{place} holds another experiment of that name: choose another folder"
             )
     with opened(workers, _nothing, partial(_perform, folder)) as pool:
         pool.run(waiting, {}, tell=tell)
+
+
+def crew(found: Sequence[Member]) -> AnyWorkers:
+    """Return the workers that all runs of a comparison ask for: each has one run at a time."""
+    asked = list(dict.fromkeys(member.experiment.workers for member in found))
+    if len(asked) > 1:
+        raise ValueError(f"Expected the same workers for all runs of a comparison, got {asked}")
+    return asked[0] if asked else Processes()
+
+
+def _essence(experiment: Experiment) -> Any:
+    """Return what a result depends on: workers can be others when a comparison goes on."""
+    return encode(msgspec.structs.replace(experiment, workers=Inline()))
 
 
 def _nothing() -> None:
@@ -118,7 +134,10 @@ def _perform(folder: Path, world: None, shared: Params, member: Member) -> int:
     experiment = member.experiment
     net, data = build(experiment)
     rounds = records(experiment, net, data, workers=Inline(), folder=folder / member.name)
-    return sum(1 for _ in rounds)
+    count = sum(1 for _ in rounds)
+    del net, data, rounds
+    gc.collect()  # a traced network is a ring of objects: its tensors would wait for long
+    return count
 
 
 def is_finished(folder: Path, member: Member) -> bool:

@@ -22,7 +22,7 @@ from pliant.engine.select import Selection
 from pliant.engine.simulate import Setting, simulate
 from pliant.engine.split import simulate_split
 from pliant.engine.workers import AnyWorkers, Processes
-from pliant.explore import Exploration, load_table
+from pliant.explore import Exploration, load_profile, load_table
 from pliant.hints import nearest
 from pliant.methods import AnyMethod
 from pliant.methods.guard import Policy
@@ -47,6 +47,7 @@ class Data(Value, frozen=True):
     partition: AnyPartition = Iid()
     devices: Count | None = None  # None: as many as the fleet has
     proxy: int | float | None = None
+    proxy_seed: int | None = None  # of which images are the proxy's; None: the run's
     samples: Count | None = None  # of each client of a mixture, at most; None: all
     tests: Count | None = None
 
@@ -99,7 +100,7 @@ class SearchRun(Value, frozen=True):
     search: Exploration = Exploration()
     network: Network = Network()
     data: Data = Data()
-    seed: int = 0  # of weights, and of which images are the proxy's
+    seed: int = 0  # of weights, and of the proxy unless `data.proxy_seed` says otherwise
     workers: AnyWorkers = Processes()
 
 
@@ -127,8 +128,8 @@ def load_search(path: Path, overrides: Sequence[str] = ()) -> SearchRun:
 def resolved(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Make plain data independent of where it was read.
 
-    A method's table comes in the place of the path to it; the user's own functions and recordings
-    get the whole path of their file.
+    A method's table and a search's profile come in the place of the paths to them; the user's own
+    functions and recordings get the whole path of their file.
     """
     made = dict(raw)
     if "fleet" in raw:
@@ -141,6 +142,9 @@ def resolved(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     method = raw.get("method")
     if isinstance(method, dict) and isinstance(method.get("table"), str):
         made["method"] = method | {"table": encode(load_table(folder / method["table"]))}
+    search = raw.get("search")
+    if isinstance(search, dict) and isinstance(search.get("profile"), str):
+        made["search"] = search | {"profile": encode(load_profile(folder / search["profile"]))}
     return made
 
 
@@ -193,10 +197,9 @@ def build(experiment: Experiment) -> tuple[nn.Module, Federated]:
     if spec.name in MIXTURES:
         data = _mixed(spec, experiment.seed)
         return weights(experiment.network, data, experiment.seed), data
-    source = _source(spec)
     experiment.fleet.device(0).work(0.0, 1.0)  # a recording that cannot be read is told now
     devices = spec.devices or experiment.fleet.size
-    data = source.share(spec.partition, devices, experiment.seed, proxy=spec.proxy)
+    data = _shared(spec, spec.partition, devices, experiment.seed)
     return weights(experiment.network, data, experiment.seed), data
 
 
@@ -241,11 +244,14 @@ def records(
 
 
 def build_search(run: SearchRun) -> tuple[nn.Module, Images]:
-    """Make the network and the proxy images that every run with this seed holds back."""
-    spec = run.data
-    source = _source(spec)
-    data = source.share(Iid(), 1, run.seed, proxy=spec.proxy)
+    """Make the network and the proxy images: those that a run with the same seed holds back."""
+    data = _shared(run.data, Iid(), 1, run.seed)
     return weights(run.network, data, run.seed), data.proxy
+
+
+def _shared(spec: Data, partition: AnyPartition, devices: int, seed: int) -> Federated:
+    source = _source(spec)
+    return source.share(partition, devices, seed, proxy=spec.proxy, proxy_seed=spec.proxy_seed)
 
 
 def _source(spec: Data) -> Source:

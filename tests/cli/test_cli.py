@@ -143,6 +143,15 @@ def test_every_command_has_help_with_an_example(name, capsys):
     assert f"Example: pliant {name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["bench", "data", "deploy"])
+def test_every_part_of_a_command_has_an_example_too(name, capsys):
+    parts = [part for part in cli.build(name, is_plain=True)[name] if not part.startswith("-")]
+    assert len(parts) > 1
+    for part in parts:
+        assert cli.main([name, part, "--help"]) == 0
+        assert f"Example: pliant {name} {part}" in capsys.readouterr().out
+
+
 def test_the_version_is_told():
     answer = pliant("--version")
     assert (answer.returncode, answer.stderr) == (0, "")

@@ -1,10 +1,12 @@
 """A real Chromium, driven over its DevTools protocol: pages, pictures, what the console said."""
 
 import base64
+import fcntl
 import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from contextlib import contextmanager
 from itertools import count
@@ -20,9 +22,19 @@ def program():
     """Return the path of a browser; None if there is none. With CI=true one is installed."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None and os.environ.get("CI") == "true":
-        get = f"{INSTALL} update && {INSTALL} install -y --no-install-recommends chromium"
-        subprocess.run(["sh", "-c", get], check=True, timeout=600, stdout=subprocess.DEVNULL)
-        found = next(filter(None, map(shutil.which, NAMES)))
+        with open(Path(tempfile.gettempdir()) / "pliant-tests-browser.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # tests run side by side, apt does not
+            found = next(filter(None, map(shutil.which, NAMES)), None) or _installed()
+    return found
+
+
+def _installed():
+    get = f"{INSTALL} update && {INSTALL} install -y --no-install-recommends chromium"
+    done = subprocess.run(["sh", "-c", get], timeout=600, capture_output=True, text=True)
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        told = done.stderr.strip().splitlines()[-1:] or ["no program of that name came with it"]
+        raise RuntimeError(f"CI=true wants a Chromium, and apt-get gave none: {told[0]}")
     return found
 
 

@@ -105,3 +105,15 @@ def test_a_test_part_is_drawn_by_the_seed():
         split_source(images(100), test=1.5, seed=0)
     with pytest.raises(ValueError, match="expected at least 2 images to split, got 1"):
         split_source(images(1), test=0.5, seed=0)
+
+
+@given(chosen=st.integers(0, 50), partition=st.sampled_from([Iid(), Dirichlet(alpha=0.1)]))
+@settings(deadline=None, max_examples=20)
+def test_with_a_seed_of_its_own_the_proxy_part_is_nobodys_in_any_run(chosen, partition):
+    source = Source(images(200), images(10))
+    seen = set(source.share(Iid(), 1, seed=chosen, proxy=40).proxy_indices.tolist())
+    for seed in range(5):
+        data = source.share(partition, devices=4, seed=seed, proxy=40, proxy_seed=chosen)
+        assert set(data.proxy_indices.tolist()) == seen
+        owned = [index for share in data.devices for index in share.tolist()]
+        assert sorted(owned) == sorted(set(range(200)) - seen)

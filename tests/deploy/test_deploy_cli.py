@@ -49,9 +49,23 @@ def test_wrong_input_is_one_line(tmp_path, monkeypatch, capsys, command, said):
     assert told.count("\n") == 1
 
 
-def test_a_split_method_is_refused(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["method.cut=nowhere"], "nowhere"),
+        (["data.devices=2", "fleet.size=3"], "Expected 2 devices, one a client of the data, got 3"),
+        (["--squeeze", "fp16"], "Expected --squeeze plain"),
+        (["--host", "0.0.0.0"], "loopback only"),
+    ],
+)
+def test_a_split_method_that_cannot_be_served_leaves_no_folder(
+    tmp_path, monkeypatch, capsys, options, said
+):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "spec.toml").write_text(SPEC.replace("fedavg", "adasplit"))
-    assert main(["server", "spec.toml", "--insecure"]) == 2
-    assert "federated method" in capsys.readouterr().err
+    spec = SPEC.replace("fedavg", "adasplit") + '[network]\nname = "lenet_small"\n'
+    (tmp_path / "spec.toml").write_text(spec)
+    assert main(["server", "spec.toml", "--insecure", *options]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
     assert not (tmp_path / "runs").exists()

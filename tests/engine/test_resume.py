@@ -77,10 +77,12 @@ def test_without_some_part_of_the_state_the_result_differs(calm, part, tmp_path)
     assert digest != calm[0]
 
 
-def test_ten_kills_change_nothing():
-    command = [sys.executable, SCRIPTS / "kill_resume.py", "--kills", "10", "--fork"]
+@pytest.mark.parametrize(("runs", "kills"), [("federated", 10), ("split", 5)])
+def test_kills_change_nothing(runs, kills):
+    command = [sys.executable, SCRIPTS / "kill_resume.py", "--fork", "--runs", runs]
+    command += ["--kills", str(kills)]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
-    assert answer.stdout.startswith("10 kills (")
+    assert answer.stdout.startswith(f"{kills} kills (")
     assert "one SHA-256" in answer.stdout
     assert answer.stdout.endswith("; another where state is not restored\n")

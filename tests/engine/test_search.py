@@ -2,6 +2,7 @@ import random
 import subprocess
 import sys
 import time
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -12,9 +13,10 @@ from small import images, network
 
 import pliant
 from pliant.engine.search import SNAPSHOT, TABLE, measured, search
-from pliant.engine.trials import NAME, read_trials
+from pliant.engine.trials import NAME, Trials, read_trials
 from pliant.engine.workers import Processes
 from pliant.explore import Exploration, Fast, Profile, Uniform, load_table
+from pliant.explore.objective import Outcome, Trial
 from pliant.explore.table_file import provenance_of
 
 pytest.importorskip("pymoo")
@@ -90,6 +92,24 @@ def test_a_corrupt_record_is_done_again_and_not_trusted(whole, tmp_path):
     assert files(tmp_path)[TABLE] == files(whole)[TABLE]
     assert files(tmp_path)[SNAPSHOT] == files(whole)[SNAPSHOT]
     assert len(read_trials(tmp_path / NAME)) == len(lines)
+
+
+def test_every_record_tells_the_cost_of_its_vector(whole):
+    net = pliant.elastic(network(), torch.zeros(1, 1, 16, 16))
+    for line in read_trials(whole / NAME):
+        share = net.macs(line.rates, training=True) / net.macs(0.0, training=True)
+        assert line.cost == share
+
+
+def test_records_from_before_there_were_costs_are_still_taken(tmp_path):
+    old = b'{"context":"a","rates":[0.5,0.0],"seed":7,"accuracy":0.25,"loss":1.5,"check":""}'
+    check = blake2b(old, digest_size=8).hexdigest().encode()
+    wrong = old.replace(b'"check":""', b'"check":"0123456789abcdef"')
+    (tmp_path / NAME).write_bytes(old.replace(b'""', b'"%s"' % check) + b"\n" + wrong + b"\n")
+    assert [line.seed for line in read_trials(tmp_path / NAME)] == [7]
+    trials = Trials("a", tmp_path)
+    assert trials.get(Trial((0.5, 0.0), 7)) == Outcome(0.25, 1.5)
+    trials.close()
 
 
 def test_records_of_another_objective_are_not_taken(whole, tmp_path):

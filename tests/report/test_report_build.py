@@ -61,7 +61,8 @@ def test_the_page_is_whole_and_every_picture_has_words(page):
     reader = Reader()
     reader.feed(text)
     assert reader.open == []
-    assert len(reader.alts) == 4 + 2 + 1 + 2  # curves, front and vectors, use, two timelines
+    # curves, trade-off, front and vectors, use, two timelines
+    assert len(reader.alts) == 4 + 1 + 2 + 1 + 2
     assert all(len(alt) > 40 for alt in reader.alts)
     for link in reader.links:
         target = link.removeprefix("#")
@@ -82,7 +83,7 @@ def test_names_of_users_are_text_and_never_markup(page):
 def test_every_figure_has_its_three_files(page):
     slugs = {path.stem for path in page.parent.glob("*.png")}
     assert {"accuracy-rounds", "accuracy-seconds", "accuracy-macs", "accuracy-bytes"} <= slugs
-    assert {"pareto", "utilisation", "timeline-0", "vectors-0"} <= slugs
+    assert {"trade-off", "pareto", "utilisation", "timeline-0", "vectors-0"} <= slugs
     for slug in slugs:
         assert (page.parent / f"{slug}.png").read_bytes().startswith(b"\x89PNG")
         xml.etree.ElementTree.parse(page.parent / f"{slug}.svg")

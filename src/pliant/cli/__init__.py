@@ -29,6 +29,7 @@ COMMANDS = (
     ("data", "pliant.cli.data:app", "List, get and check data sets."),
     ("inspect", "pliant.cli.inspect:inspect", "Show which filters of a network can be dropped."),
     ("bench", "pliant.cli.bench:app", "Measure pliant on this machine."),
+    ("completion", "pliant.cli.completion:completion", "Print what completes these in a shell."),
 )
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130

@@ -38,13 +38,13 @@ def compare(
     import msgspec
 
     from pliant.cli.progress import bar
-    from pliant.compare import is_finished, members, run_all, table
-    from pliant.engine.workers import Processes
+    from pliant.compare import crew, is_finished, members, run_all, table
     from pliant.report.tensorboard import export
 
     if not 0.0 < target <= 1.0:
         raise ValueError(f"Expected a target accuracy above 0 and up to 1, got {target}")
     found = members(spec, overrides)
+    workers = crew(found)
     folder = out or Path("runs") / spec.stem
 
     finished = [member for member in found if is_finished(folder / member.name, member)]
@@ -57,7 +57,7 @@ def compare(
             show(len(names))
 
         try:
-            run_all(found, folder, Processes(), tell)
+            run_all(found, folder.resolve(), workers, tell)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("the same command goes on from here") from None
     for member in found if tensorboard else ():

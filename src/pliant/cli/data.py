@@ -21,6 +21,8 @@ Root = Annotated[Path | None, Parameter(name="--data")]
 def list_sets(*, data: Root = None, json: bool = False) -> None:
     """Show the data sets that pliant knows and which of them are there.
 
+    Example: pliant data list --json
+
     Parameters
     ----------
     data
@@ -34,6 +36,8 @@ def list_sets(*, data: Root = None, json: bool = False) -> None:
 @app.command
 def check(*, data: Root = None, json: bool = False) -> int:
     """Check the SHA-256 of every data file that is there; exit code 1 if one is damaged.
+
+    Example: pliant data check --data /srv/data
 
     Parameters
     ----------
@@ -50,6 +54,8 @@ def check(*, data: Root = None, json: bool = False) -> int:
 @app.command
 def get(name: str, *, data: Root = None) -> int:
     """Download a data set from its publisher, resuming what was cut.
+
+    Example: pliant data get cifar10
 
     Parameters
     ----------

@@ -71,7 +71,8 @@ def up(
     out
         Folder of the run; runs/NAME by default.
     allowance
-        Seconds for transport, beyond a device's own time.
+        Seconds for transport, beyond a device's own time; with a split method, seconds without a
+        word from a device after which the round goes on without it.
     patience
         Seconds to wait for enough devices.
     squeeze
@@ -81,11 +82,11 @@ def up(
     """
     import msgspec
 
-    from pliant.cli.server import service_of, shown
+    from pliant.cli.server import need_devices, service_of, shown
     from pliant.deploy.federation import Federation
     from pliant.deploy.keys import make_keys
     from pliant.devices import Fleet
-    from pliant.experiment import Experiment, build, load_experiment
+    from pliant.experiment import Experiment, load_experiment
     from pliant.methods import FedAvg
 
     if spec is None:
@@ -95,7 +96,7 @@ def up(
     fleet = msgspec.structs.replace(experiment.fleet, size=devices)
     per_round = min(devices, experiment.per_round)
     experiment = msgspec.structs.replace(experiment, fleet=fleet, per_round=per_round)
-    _ = experiment.federated, build(experiment)  # what cannot be run leaves no folder
+    need_devices(experiment, devices)
     folder = out or Path("runs") / (spec.stem if spec else "deploy")
     keys = None if insecure else folder / "keys"
     if keys is not None and not keys.exists():

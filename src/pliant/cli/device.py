@@ -44,8 +44,10 @@ def device(
     code
         Folder of the Python files that an experiment may name; without it none is run.
     """
+    from pliant.deploy.door import awaited, need_address
     from pliant.deploy.host import Limits
     from pliant.deploy.remote import RemoteDevice
+    from pliant.deploy.split_node import SplitRemoteDevice
 
     if (keys is None) != insecure:
         raise ValueError("Expected either --keys FOLDER or --insecure")
@@ -56,19 +58,15 @@ def device(
         cpu_share, only_when_charging, str(data) if data else None, str(code) if code else None
     )
     folder = state or Path.home() / ".pliant" / f"device-{number}"
-    running = RemoteDevice(
-        number,
-        server,
-        folder,
-        limits,
-        ca=keys / "ca.crt" if keys else None,
-        key=keys / "devices" / str(number) / "key" if keys else None,
-    )
+    ca = keys / "ca.crt" if keys else None
+    key = keys / "devices" / str(number) / "key" if keys else None
+    place = need_address(server, ca, key)
     before = signal.signal(signal.SIGTERM, _end)
     try:
-        with running:
-            sys.stdout.write(f"device {number} at {server}; Ctrl-C ends it\n")
-            sys.stdout.flush()
+        sys.stdout.write(f"device {number} at {server}; Ctrl-C ends it\n")
+        sys.stdout.flush()
+        kind = SplitRemoteDevice if awaited(*place, ca) == "split" else RemoteDevice
+        with kind(number, server, folder, limits, ca=ca, key=key) as running:
             running.watch()
     except KeyboardInterrupt:
         return 130

@@ -21,6 +21,7 @@ def report(*runs: Path, out: Path | None = None, target: float = 0.9) -> None:
     target
         The accuracy to which rounds and seconds are counted.
     """
+    from pliant.cli.progress import steps
     from pliant.report.build import write_report
 
     if not runs:
@@ -29,9 +30,6 @@ def report(*runs: Path, out: Path | None = None, target: float = 0.9) -> None:
         raise ValueError(f"Expected a target accuracy above 0 and up to 1, got {target}")
     folder = out or (runs[0] / "report" if len(runs) == 1 else Path("report"))
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-
-    def tell(text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-
-    page = write_report(runs, folder, target=target, command=command, tell=tell)
+    with steps() as tell:
+        page = write_report(runs, folder, target=target, command=command, tell=tell)
     sys.stdout.write(f"{page}\n")

@@ -17,6 +17,7 @@ def search(
     spec: Path,
     *overrides: str,
     out: Path | None = None,
+    records: Path | None = None,
     full: bool = False,
     pictures: bool = True,
     uniform: bool = False,
@@ -26,6 +27,11 @@ def search(
 
     Example: pliant search digits.toml search.seed=1
 
+    By the seconds of a step in the place of its MACs, with what `pliant bench profile` has written
+    (search.profile counts from the folder of the TOML file):
+    pliant search digits.toml search.cost=seconds search.profile=profile.json --out runs/seconds
+    --records runs/search/digits
+
     Parameters
     ----------
     spec
@@ -34,6 +40,9 @@ def search(
         key=value in the place of what the file says, like search.fresh=10.
     out
         Folder of the search; runs/search/NAME by default.
+    records
+        Folder of another search, by another cost or algorithm: short trainings with the same
+        objective that are on record there are not done again.
     full
         NSGA-II as in the paper, in the size that the file says, in the place of the fast search.
     pictures
@@ -52,7 +61,7 @@ def search(
         run = replace(run, search=replace(run.search, by=run.search.full))
     folder = out or Path("runs") / "search" / spec.stem
     try:
-        table = shown(run, folder, json=json)
+        table = shown(run, folder, records=records, json=json)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on from here\n")
         return 130
@@ -64,29 +73,31 @@ def search(
     return 0
 
 
-def shown(run: "SearchRun", folder: Path, *, json: bool = False) -> str:
+def shown(
+    run: "SearchRun", folder: Path, *, records: Path | None = None, json: bool = False
+) -> str:
     """Search, or go on with a search, show how far it is, and return lines about the table."""
-    return _show(_explored(run, folder), json=json)
+    return _show(_explored(run, folder, records), json=json)
 
 
-def _explored(run: "SearchRun", folder: Path) -> "Iterator[Progress]":
+def _explored(run: "SearchRun", folder: Path, records: Path | None) -> "Iterator[Progress]":
     from functools import partial
 
     import msgspec
 
-    from pliant.engine.search import explore
+    from pliant.engine.search import borrow, explore
     from pliant.experiment import build_search
     from pliant.record import begin
-    from pliant.value import encode
+    from pliant.value import decode, encode
 
     net, proxy = build_search(run)  # before the folder: what cannot be built leaves none
     asked = msgspec.structs.replace(run, workers=type(run).__struct_defaults__[-1])
     config = folder / "config.json"
     if not config.exists():
+        if records is not None:
+            borrow(records, folder)
         begin(folder, encode(asked))
-    elif msgspec.json.decode(config.read_bytes()) != msgspec.json.decode(
-        msgspec.json.encode(encode(asked))
-    ):
+    elif decode(msgspec.json.decode(config.read_bytes()), type(run)) != asked:
         raise ValueError(f"{folder} holds another search: choose another folder with --out")
     return explore(
         net,

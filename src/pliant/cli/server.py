@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from pliant.deploy.service import Service
     from pliant.engine.ledger import RoundRecord
+    from pliant.experiment import Experiment
 
 Squeeze = Literal["plain", "fp16", "int8", "topk"]
 
@@ -49,7 +50,8 @@ def server(
     out
         Folder of the run; runs/NAME by default. If it holds this run already, it goes on.
     allowance
-        Seconds for transport, beyond a device's own time.
+        Seconds for transport, beyond a device's own time; with a split method, seconds without a
+        word from a device after which the round goes on without it.
     patience
         Seconds to wait for enough devices.
     squeeze
@@ -57,20 +59,33 @@ def server(
     pace
         What devices follow: what they measure, or, to rehearse, the fleet of the file.
     """
-    from pliant.deploy.federation import open_run
-    from pliant.deploy.server import Server
-    from pliant.experiment import build, load_experiment
+    from pliant.deploy.federation import open_run, serving
+    from pliant.experiment import load_experiment
 
     if (keys is None) != insecure:
         raise ValueError("Expected either --keys FOLDER (see `pliant deploy init`) or --insecure")
     experiment = load_experiment(spec, overrides)
-    _ = experiment.federated, build(experiment)  # what cannot be run leaves no folder
+    need_devices(experiment, experiment.fleet.size)
     folder = out or Path("runs") / spec.stem
     logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
     service = service_of(allowance, patience, squeeze, pace)
-    running = Server(folder, service, host=host, port=port, keys=keys)
+    running = serving(experiment)(folder, service, host=host, port=port, keys=keys)
     open_run(folder, experiment)
     return shown(running, experiment.rounds)
+
+
+def need_devices(experiment: "Experiment", count: int) -> None:
+    """Build what an experiment describes, so that what cannot be run leaves no folder."""
+    from pliant.engine.split import session_of
+    from pliant.experiment import build
+    from pliant.split import AnySplit
+
+    net, data = build(experiment)
+    method = experiment.method
+    if isinstance(method, AnySplit):
+        if count != len(data):
+            raise ValueError(f"Expected {len(data)} devices, one a client of the data, got {count}")
+        session_of(method, net, data, experiment.fleet, experiment.seed, only=0)
 
 
 def service_of(

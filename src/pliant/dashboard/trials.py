@@ -9,12 +9,14 @@ import msgspec
 from pliant.dashboard.tail import Tail
 
 POINTS = 1500  # of the cloud behind the front, the newest ones
-COST = "mean share of filters that are kept"
+COST = "expected MACs of a step, share of the full network's"
+KEPT = "mean share of filters that are kept"  # where the file does not tell the MACs
 
 
 class _Trial(msgspec.Struct):
     rates: tuple[float, ...] = ()
     accuracy: float | None = None
+    cost: float | None = None
 
 
 _trials = msgspec.json.Decoder(_Trial)
@@ -27,6 +29,7 @@ class Search:
         self._tail = Tail(path)
         self._known = 0
         self._found: dict[tuple[float, ...], tuple[float, int]] = {}
+        self._costs: dict[tuple[float, ...], float | None] = {}
 
     def __len__(self) -> int:
         return self._known
@@ -37,6 +40,7 @@ class Search:
         if is_cut:
             self._known = 0
             self._found.clear()
+            self._costs.clear()
         for raw in text.splitlines():
             try:
                 trial = _trials.decode(raw)
@@ -45,16 +49,19 @@ class Search:
             if trial.accuracy is not None and trial.rates:
                 total, count = self._found.get(trial.rates, (0.0, 0))
                 self._found[trial.rates] = (total + trial.accuracy, count + 1)
+                self._costs[trial.rates] = trial.cost
                 self._known += 1
         return bool(text)
 
     def shown(self) -> dict[str, Any]:
         """Return the newest vectors and the front of all; both come whole each time."""
-        points = [
-            (1 - sum(rates) / len(rates), total / count)
-            for rates, (total, count) in self._found.items()
-        ]
-        return {"cost": COST, "points": points[-POINTS:], "front": front(points)}
+        told = [cost for cost in self._costs.values() if cost is not None]
+        is_told = len(told) == len(self._found)  # one axis for all, or the picture would lie
+        costs = told if is_told else [1 - sum(rates) / len(rates) for rates in self._found]
+        gains = [total / count for total, count in self._found.values()]
+        points = list(zip(costs, gains, strict=True))
+        label = COST if is_told else KEPT
+        return {"cost": label, "points": points[-POINTS:], "front": front(points)}
 
 
 def front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -73,14 +73,18 @@ class Source:
         seed: int = 0,
         *,
         proxy: float | None = None,
+        proxy_seed: int | None = None,
     ) -> Federated:
         """Hold a proxy part back and share the rest among devices.
 
         `proxy` is a count (an int) or a fraction of the training images (a float); by default 5 %,
         at least 1,000 but no more than a fifth. Without `devices` there is one for each group.
+        `proxy_seed` draws the proxy part in the place of `seed`: one number in many runs keeps what
+        a search has seen from the devices of all of them.
         """
         count = proxy_size(len(self.train), proxy)
-        order = stream(seed, "proxy").permutation(len(self.train))
+        drawn_by = seed if proxy_seed is None else proxy_seed
+        order = stream(drawn_by, "proxy").permutation(len(self.train))
         held, rest = np.sort(order[:count]), np.sort(order[count:])
         labels = self.train.labels.numpy()[rest]
         groups = None if self.train.groups is None else self.train.groups.numpy()[rest]

@@ -8,8 +8,11 @@ from pliant.deploy.host import Limits
 from pliant.deploy.remote import RemoteDevice
 from pliant.deploy.server import Server
 from pliant.deploy.service import Service
+from pliant.deploy.split_node import SplitRemoteDevice
+from pliant.deploy.split_server import SplitServer
 from pliant.engine.ledger import RoundRecord
 from pliant.experiment import Experiment, begin, recall
+from pliant.split import AnySplit
 from pliant.value import encode
 
 
@@ -28,9 +31,10 @@ class Federation:
         cpus: Sequence[int] = (),
     ) -> None:
         open_run(folder, experiment)
-        self.server = Server(folder, service or Service(), port=port, keys=keys)
-        self.devices = [
-            RemoteDevice(
+        self.server = serving(experiment)(folder, service or Service(), port=port, keys=keys)
+        is_split = isinstance(experiment.method, AnySplit)
+        self.devices: list[RemoteDevice | SplitRemoteDevice] = [
+            (SplitRemoteDevice if is_split else RemoteDevice)(
                 number,
                 self.server.address,
                 folder / "devices" / str(number),
@@ -75,6 +79,11 @@ class Federation:
         while not self._stop.wait(0.2):
             for device in self.devices:
                 device.mend()
+
+
+def serving(experiment: Experiment) -> type[Server] | type[SplitServer]:
+    """Return the server that an experiment's method asks for."""
+    return SplitServer if isinstance(experiment.method, AnySplit) else Server
 
 
 def open_run(folder: Path, experiment: Experiment) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -89,6 +90,22 @@ def need_flower() -> None:
     """Say how to get Flower where it is missing, without importing it: we only start it."""
     if find_spec("flwr") is None:
         raise MissingExtra("flwr is not installed: run `pip install 'pliant[deploy]'`")
+
+
+def need_grpc() -> None:
+    """Say how to get gRPC where it is missing, without importing it."""
+    if find_spec("grpc") is None:
+        raise MissingExtra("grpc is not installed: run `pip install 'pliant[deploy]'`")
+
+
+def need_port(host: str, port: int) -> None:
+    """Say in one line that a port cannot be listened at."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ValueError(f"Cannot listen at {host}:{port}: {error}") from None
 
 
 def script(name: str) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from pliant.deploy.door import need_address
 from pliant.deploy.host import Limits
-from pliant.deploy.keys import need_private
-from pliant.deploy.processes import LOOPBACK, Child, environment, need_flower, script
+from pliant.deploy.processes import Child, environment, need_flower, script
 from pliant.deploy.worker import Setup
 
 log = logging.getLogger("pliant")
@@ -37,13 +37,7 @@ class RemoteDevice:
         cpu: int | None = None,
     ) -> None:
         need_flower()
-        host = server.rpartition(":")[0].strip("[]")
-        if not host or not server.rpartition(":")[2].isdigit():
-            raise ValueError(f"Expected --server HOST:PORT, got {server!r}")
-        if (ca is None or key is None) and host not in LOOPBACK:
-            raise ValueError(f"Expected --ca and --key for {host}: --insecure is for loopback only")
-        if key is not None:
-            need_private(key)
+        need_address(server, ca, key)
         self.number, self._server = number, server
         self._folder = folder.resolve()
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -20,11 +20,18 @@ from pathlib import Path
 import msgspec
 
 from pliant import atomic
+from pliant.deploy.follow import Follower
 from pliant.deploy.keys import need_private
-from pliant.deploy.processes import LOOPBACK, Child, environment, need_flower, script
+from pliant.deploy.processes import (
+    LOOPBACK,
+    Child,
+    environment,
+    need_flower,
+    need_port,
+    script,
+)
 from pliant.deploy.service import Service
 from pliant.engine.ledger import RoundRecord
-from pliant.engine.store import CHECKPOINTS, events
 
 log = logging.getLogger("pliant")
 
@@ -75,8 +82,7 @@ class Server:
         self._env = environment(self._home)
         self._children: dict[str, Child] = {}
         self._run: str | None = None
-        self._read = 0  # bytes of the records
-        self._known: list[RoundRecord] = []
+        self._follower = Follower(self.folder)
 
     @property
     def address(self) -> str:
@@ -104,12 +110,12 @@ class Server:
         """Yield the records of rounds as they are written, and keep the processes going."""
         shown = 0
         while True:
-            found = self._rounds()
+            found = self._follower.rounds()
             yield from found[shown:]
             shown = len(found)
-            if self._is_done(found):
+            if self._follower.is_done():
                 return
-            self._mend(found)
+            self._mend()
             time.sleep(0.5)
 
     def close(self) -> None:
@@ -148,12 +154,7 @@ class Server:
         atomic.write_bytes(self.folder / "service.json", msgspec.json.encode(self._service))
 
     def _link(self) -> None:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self.host, self.port))
-            except OSError as error:
-                raise ValueError(f"Cannot listen at {self.host}:{self.port}: {error}") from None
+        need_port(self.host, self.port)
         command = [sys.executable, "-m", "pliant.deploy.superlink"]
         command += ["--host", self.host, "--port", str(self.port)]
         command += ["--isolation", "process", "--disable-runtime-dependency-installation"]
@@ -226,13 +227,7 @@ class Server:
             check=False,
         )
 
-    def _is_done(self, rounds: list[RoundRecord]) -> bool:
-        """Tell whether the last round is over, and saved."""
-        if not rounds or rounds[-1].digest is None:
-            return False
-        return (self.folder / CHECKPOINTS / f"{rounds[-1].round + 1:08d}.ckpt").exists()
-
-    def _mend(self, rounds: list[RoundRecord]) -> None:
+    def _mend(self) -> None:
         """Start again what has died."""
         if not self._children["superlink"].is_alive:
             log.warning("SuperLink has died; starting it again")
@@ -244,21 +239,12 @@ class Server:
         is_gone = pid is not None and not _is_alive(pid)
         is_overdue = pid is None and time.monotonic() - self._handed_in > START
         if is_gone or is_overdue:
-            if self._is_done(rounds):
+            if self._follower.is_done():
                 return
             log.warning("the run's process has died; handing the run in again")
             if self._run is not None:
                 self._flwr("stop", self._run, NAME)
             self._hand_in()
-
-    def _rounds(self) -> list[RoundRecord]:
-        path = self.folder / "events.jsonl"
-        size = path.stat().st_size if path.exists() else 0
-        if size != self._read:
-            found = events(self.folder) if size else iter(())
-            self._known = [record for record in found if isinstance(record, RoundRecord)]
-            self._read = size
-        return self._known
 
     def _pid(self) -> int | None:
         try:

@@ -5,7 +5,7 @@ random has an address. So a search that was killed is simply run again: it asks 
 finds the answers that are on record, and goes on where they end.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from torch import nn
 
 from pliant import __version__, atomic, checkpoint
 from pliant.data import Images
-from pliant.engine.trials import Trials
+from pliant.engine.trials import NAME, Trials
 from pliant.engine.workers import AnyWorkers, Inline, Pool, opened
 from pliant.explore.exploration import Exploration
 from pliant.explore.front import FloatArray, hypervolume
@@ -147,6 +147,13 @@ def tried(net: nn.Module, proxy: Images, how: Exploration, folder: Path) -> Floa
             return np.array(run.points).reshape(-1, 2)
 
 
+def borrow(records: Path, folder: Path) -> None:
+    """Give a new search the short trainings of another: those of its objective will be of use."""
+    found = {name: (records / name).read_bytes() for name in (SNAPSHOT, NAME)}
+    for name, content in found.items():
+        atomic.write_bytes(folder / name, content)
+
+
 def _nothing() -> Any:
     return None
 
@@ -220,6 +227,11 @@ class _Run:
         prices = np.array([self.price(vector) for vector in rounded(vectors)])
         return (prices - self.least) / (self.most - self.least)
 
+    def share(self, rates: Sequence[float]) -> float:
+        """Return the expected MACs of a training step as a share of the full network's."""
+        net = self.at.net
+        return net.macs(rates, training=True) / net.macs(0.0, training=True)
+
     def progress(self, stage: str, table: Table | None = None) -> Progress:
         """Return how far the search is."""
         points = np.array(self.points).reshape(-1, 2)
@@ -284,7 +296,7 @@ class _Run:
         for place in range(0, len(missing), step):
             part = missing[place : place + step]
             for trial, outcome in zip(part, self.pool.run(part, self.start), strict=True):
-                self.trials.put(trial, outcome)
+                self.trials.put(trial, outcome, self.share(trial.rates))
             self.asked.update(part)
             yield self.progress(stage)
 

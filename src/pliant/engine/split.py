@@ -11,7 +11,7 @@ from torch import nn
 from pliant.data import Federated
 from pliant.devices import Fleet
 from pliant.engine.evaluate import Personal, accuracy_of
-from pliant.engine.ledger import RoundRecord, summed
+from pliant.engine.ledger import RoundRecord, TaskRecord, summed
 from pliant.engine.rules import departures
 from pliant.engine.simulate import Setting
 from pliant.engine.split_floor import Hall, Wire
@@ -19,9 +19,8 @@ from pliant.engine.store import Saved, Store
 from pliant.methods.base import State
 from pliant.params import Params, digest
 from pliant.split.base import Floor, Local
-from pliant.split.payload import Message
 from pliant.split.server import Masked
-from pliant.split.session import Session
+from pliant.split.session import Session, Settle
 
 
 class SplitMethod(Protocol):
@@ -77,6 +76,26 @@ def simulate_split(
     (2, True)
     """
     setting = setting or Setting()
+    session = session_of(method, net, data, fleet, setting.seed, is_dry=is_dry)
+
+    def floor(number: int, clock: float) -> Hall:
+        return hall_of(session, fleet, setting, number, clock, server_speed, wire=wire)
+
+    return run_split(method, session, setting, floor, folder=folder, is_stopped=is_stopped)
+
+
+def session_of(
+    method: SplitMethod,
+    net: nn.Module,
+    data: Federated,
+    fleet: Fleet,
+    seed: int,
+    *,
+    is_dry: bool = False,
+    settle: Settle | None = None,
+    only: int | None = None,
+) -> Session:
+    """Cut a network and give the clients and the server their parts."""
     if fleet.size < len(data):
         raise ValueError(f"Expected a fleet of at least {len(data)} clients, got {fleet.size}")
     session = Session(
@@ -84,11 +103,29 @@ def simulate_split(
         data,
         method.local,
         method.cut,
-        seed=setting.seed,
+        seed=seed,
         has_head=method.has_head,
         is_dry=is_dry,
+        settle=settle,
+        only=only,
     )
     method.begin(session)
+    return session
+
+
+def run_split(
+    method: SplitMethod,
+    session: Session,
+    setting: Setting,
+    floor: Callable[[int, float], "RoundFloor"],
+    *,
+    folder: Path | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[RoundRecord]:
+    """Train round by round, wherever the clients are, and yield a record of each.
+
+    `floor` makes what a round takes place on, of the round's number and the clock at its start.
+    """
     store = Store(folder) if folder is not None else None
     try:
         saved = store.resume() if store else None
@@ -97,14 +134,14 @@ def simulate_split(
             first, clock = saved.round, saved.seconds
             _restore(session, saved)
         for number in range(first, setting.rounds):
-            hall = _hall(session, fleet, setting, number, clock, server_speed, wire)
-            method.train(session, hall, number, setting.rounds)
-            records = hall.records(number)
-            clock += hall.close()
+            ground = floor(number, clock)
+            method.train(session, ground, number, setting.rounds)
+            records = ground.records(number)
+            clock += ground.close()
             total = summed(number, clock, records)
             is_last = number + 1 == setting.rounds
             is_over = is_last or is_stopped()
-            if not is_dry and (is_last or (number + 1) % setting.evaluation.every == 0):
+            if not session.is_dry and (is_last or (number + 1) % setting.evaluation.every == 0):
                 personal = _tested(session, method, setting)
                 total = msgspec.structs.replace(total, personal=personal)
             if is_last:
@@ -121,23 +158,32 @@ def simulate_split(
             store.close()
 
 
-def _hall(
+class RoundFloor(Floor, Protocol):
+    """A floor for one round, which tells what the round has cost."""
+
+    def records(self, number: int) -> list[TaskRecord]:
+        """Return what each client that was here has cost, and how it ended."""
+
+    def close(self) -> float:
+        """Return how long the round has lasted."""
+
+
+def hall_of(
     session: Session,
     fleet: Fleet,
     setting: Setting,
     number: int,
     clock: float,
     server_speed: float | None,
-    wire: Wire | None,
+    *,
+    wire: Wire | None = None,
+    has_gone: Callable[[int], bool] | None = None,
 ) -> Hall:
+    """Return the floor of a round in virtual time."""
     clients = np.arange(len(session.data))
-    visits = [
-        sum(session.size(client, step) for step in range(session.iterations))
-        for client in clients.tolist()
-    ]
     return Hall(
         fleet,
-        np.array(visits) * session.device_training,
+        session.visits * session.device_training,
         seed=setting.seed,
         start=clock,
         leaves=departures(
@@ -147,12 +193,9 @@ def _hall(
         classes=session.data.train.classes,
         owned=session.owned,
         largest=setting.guard.largest,
-        wire=wire or _unchanged,
+        wire=wire or (lambda client, message: message),
+        has_gone=has_gone or (lambda client: False),
     )
-
-
-def _unchanged(client: int, message: Message) -> object:
-    return message
 
 
 def _tested(session: Session, method: SplitMethod, setting: Setting) -> Personal:

@@ -1,45 +1,21 @@
 """The floor of a split run: clocks of devices, links and the server, and what each client cost."""
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from math import inf, isfinite
 
 import numpy as np
-from torch import Tensor, count_nonzero
+from torch import Tensor
 
 from pliant.devices import Fleet, joules
 from pliant.devices.draws import FloatArray
-from pliant.engine.ledger import Exchange, TaskRecord
+from pliant.engine.ledger import TaskRecord
+from pliant.engine.split_book import Book
 from pliant.split.base import Work
-from pliant.split.guard import Manifest, received
-from pliant.split.payload import Message, Payload, label_type
+from pliant.split.payload import Payload
 
-Wire = Callable[[int, Message], object]  # what becomes of a client's message on its way
+Wire = Callable[[int, object], object]  # what becomes of a client's message on its way
 _PATIENCE = 1024  # rounds after which a device that stands still is given up
 _NUDGE = 1e-9  # of a round's work: whoever can do that is awake
-
-
-@dataclass
-class Account:
-    """What a client has done and cost in a round."""
-
-    macs: float = 0.0
-    samples: int = 0
-    steps: int = 0
-    up: int = 0
-    down: int = 0
-    busy: float = 0.0
-    waited: float = 0.0
-    forward: float = 0.0
-    server: float = 0.0
-    uplinks: int = 0
-    dense: int = 0
-    nonzero: int = 0
-    relayed: int = 0
-    losses: list[float] = field(default_factory=list)
-    refused: Counter[str] = field(default_factory=Counter)
-    has_left: bool = False
 
 
 class Hall:
@@ -61,7 +37,8 @@ class Hall:
         classes: int,
         owned: list[frozenset[int]],
         largest: float,
-        wire: Wire,
+        wire: Wire = lambda client, message: message,
+        has_gone: Callable[[int], bool] = lambda client: False,
     ) -> None:
         self.fleet, self.full, self.seed, self.start = fleet, full, seed, start
         self.clients = np.arange(len(full))
@@ -70,8 +47,9 @@ class Hall:
             self.speeds = full / fleet.round_seconds
         self.traits = fleet.traits(self.clients, seed=seed)
         self.leaves, self.server_speed = leaves, server_speed
-        self.classes, self.owned, self.largest, self.wire = classes, owned, largest, wire
-        self.accounts = [Account() for _ in full]
+        self.wire, self.has_gone = wire, has_gone
+        self.book = Book(classes, owned, largest)
+        self.accounts = self.book.accounts
         self.is_known = np.zeros(len(full), np.bool_)  # has been here in this round
         self.now = np.zeros(len(full))
         self.radio = np.zeros(len(full))  # when the link up is free
@@ -139,28 +117,15 @@ class Hall:
         return True
 
     def send(
-        self, client: int, message: Message | None, shape: tuple[int, ...], payload: Payload
+        self, client: int, message: object | None, shape: tuple[int, ...], payload: Payload
     ) -> tuple[Tensor, Tensor] | None:
-        account = self.accounts[client]
-        entries = int(np.prod(shape))
-        arrived = message if message is None else self.wire(client, message)
-        if isinstance(arrived, Message):
-            size = arrived.size
-        else:
-            size = payload.dense(entries) + shape[0] * np.dtype(label_type(self.classes)).itemsize
-        self._upload(client, size)
-        account.uplinks += 1
-        account.dense += 4 * entries
         if message is None:
-            account.nonzero += 4 * entries
+            self._upload(client, self.book.size(None, shape, payload))
+            self.book.suppose(client, shape)
             return None
-        manifest = Manifest(client, shape, self.classes, self.owned[client], payload, self.largest)
-        got = received(arrived, manifest)
-        if isinstance(got, str):
-            self.refuse(client, got)
-            return None
-        account.nonzero += 4 * int(count_nonzero(got[0]))
-        return got
+        arrived = self.wire(client, message)
+        self._upload(client, self.book.size(arrived, shape, payload))
+        return self.book.receive(client, arrived, shape, payload)
 
     def serve(self, client: int, work: Work) -> None:
         begin = max(self.server_free, float(self.arrival[client]))
@@ -227,46 +192,10 @@ class Hall:
         )
         found = []
         for client in np.flatnonzero(self.is_known).tolist():
+            self._counts(client)  # one may have gone after its last mini-batch
             available = float(self.paths[client].work(np.array([close]))[0])
-            found.append(self._record(number, client, available, float(energy[client])))
+            found.append(self.book.record(number, client, available, float(energy[client])))
         return found
-
-    def _record(self, number: int, client: int, available: float, energy: float) -> TaskRecord:
-        account = self.accounts[client]
-        refused = sum(account.refused.values())
-        if refused and refused >= account.uplinks:
-            end = f"rejected: {next(iter(account.refused))}"
-        elif account.has_left:
-            end = "partial" if account.steps else "dropped"
-        else:
-            end = "finished" if account.steps else "dropped"
-        counts = end in ("finished", "partial")
-        losses = account.losses
-        return TaskRecord(
-            round=number,
-            device=client,
-            end=end,
-            samples=account.samples if counts else 0,
-            steps=account.steps if counts else 0,
-            macs=account.macs,
-            useful=account.macs if counts else 0.0,
-            available=max(available, account.macs),
-            down=account.down,
-            up=account.up,
-            seconds=account.busy,
-            joules=energy,
-            loss=sum(losses) / len(losses) if losses else None,
-            exchange=Exchange(
-                forward=account.forward,
-                server=account.server,
-                uplinks=account.uplinks,
-                dense=account.dense,
-                nonzero=account.nonzero,
-                relayed=account.relayed,
-                waited=account.waited,
-                refused=dict(account.refused),
-            ),
-        )
 
     # clocks
 
@@ -274,7 +203,9 @@ class Hall:
         return [c for c in self.clients.tolist() if self._counts(c) and self._speed(c) > 0]
 
     def _counts(self, client: int) -> bool:
-        return not self.accounts[client].has_left and bool(self.now[client] < self.leaves[client])
+        account = self.accounts[client]
+        account.has_left |= self.has_gone(client)
+        return not account.has_left and bool(self.now[client] < self.leaves[client])
 
     def _speed(self, client: int) -> float:
         steady = self.steady[client]

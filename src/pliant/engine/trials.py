@@ -25,6 +25,8 @@ class Line(msgspec.Struct, frozen=True):
     accuracy: float
     loss: float
     check: str = ""
+    # expected MACs of a training step / the full network's; older files do not have it
+    cost: float | msgspec.UnsetType = msgspec.UNSET
 
     def signed(self) -> "Line":
         """Return the line with its digest."""
@@ -51,11 +53,18 @@ class Trials:
         """Return what a trial came to, if it is known."""
         return self._known.get(trial)
 
-    def put(self, trial: Trial, outcome: Outcome) -> None:
-        """Remember what a trial came to."""
+    def put(self, trial: Trial, outcome: Outcome, cost: float) -> None:
+        """Remember what a trial came to; its cost is told to whoever reads the file."""
         self._known[trial] = outcome
         if self._records is not None:
-            line = Line(self.context, trial.rates, trial.seed, outcome.accuracy, outcome.loss)
+            line = Line(
+                self.context,
+                trial.rates,
+                trial.seed,
+                outcome.accuracy,
+                outcome.loss,
+                cost=cost,
+            )
             self._records.append(line.signed())
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ from pliant.value import Count, Fraction, Value
 
 LEAST = 8  # images in any part
 WORST = 1e3  # cross-entropy
+JUDGED = 64  # images in a pass that judges: what it writes should stay in the cache
 
 
 class Objective(Value, frozen=True):
@@ -84,11 +85,8 @@ class Bench:
     def judged(self) -> list[tuple[Tensor, Tensor]]:
         """Return the images for the accuracy, ready for the network, with their labels."""
         return [
-            (
-                self.after.normalised(rows).contiguous(memory_format=torch.channels_last),
-                self.after.labels[rows],
-            )
-            for rows in _slices(len(self.after), 250)
+            (_laid(self.after.normalised(rows)), self.after.labels[rows])
+            for rows in _slices(len(self.after), JUDGED)
         ]
 
     @cached_property
@@ -166,7 +164,7 @@ def judge(at: Bench, params: Params) -> Outcome:
 
     def proxy(samples: int, batch: int) -> list[Tensor]:
         rows = _slices(min(samples, len(at.during)), batch)
-        return [at.during.normalised(part) for part in rows]
+        return [_laid(at.during.normalised(part)) for part in rows]
 
     settled = settle(net, params, at.how.statistics, proxy)
     was, right, loss = net.training, 0, 0.0
@@ -183,6 +181,11 @@ def judge(at: Bench, params: Params) -> Outcome:
     mean = loss / len(at.after)
     # a training that diverged is worth nothing, but its record has to be a number
     return Outcome(right / len(at.after), mean if mean < WORST else WORST)
+
+
+def _laid(x: Tensor) -> Tensor:
+    """Put images into the memory format in which a CPU convolves fastest."""
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def _slices(count: int, size: int) -> list[slice]:

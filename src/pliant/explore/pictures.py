@@ -1,6 +1,6 @@
 """Pictures of a search: fronts as they grow, vectors over layers, what dropping filters saves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +83,29 @@ def draw_costs(
     axes.set_ylabel("share of the full network's")
     axes.set_title(title, fontsize=8, loc="left")
     axes.legend(fontsize=8, frameon=False)
+    return _saved(figure, path)
+
+
+def draw_rates(
+    path: Path,
+    sites: Sequence[str],
+    kinds: tuple[str, str],
+    chosen: Mapping[str, Sequence[Sequence[float]]],
+) -> Path:
+    """Draw two vectors side by side for each title: which sites the one drops, which the other."""
+    figure = _figure(1.8 + 1.9 * len(chosen), 1.2 + 0.2 * len(sites))
+    places = np.arange(len(sites))
+    for number, (title, vectors) in enumerate(chosen.items(), start=1):
+        axes = figure.add_subplot(1, len(chosen), number)
+        for shift, rates, colour, kind in zip(
+            (-0.2, 0.2), vectors, ("#2c6fbb", "#c0392b"), kinds, strict=True
+        ):
+            axes.barh(places + shift, rates, 0.4, color=colour, label=kind)
+        axes.set_yticks(places, sites if number == 1 else [""] * len(sites), fontsize=6)
+        axes.invert_yaxis()
+        axes.set_xlabel("rate")
+        axes.set_title(title, fontsize=8, loc="left")
+    figure.axes[0].legend(fontsize=7, frameon=False)
     return _saved(figure, path)
 
 

@@ -5,13 +5,15 @@ copies, which shrink only linearly: so a second term that follows the bytes that
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from pliant.explore.front import FloatArray
 from pliant.nn.elastic import Elastic, Rates
 from pliant.nn.subnet import Subnet
-from pliant.value import Count, NonNegative, Value
+from pliant.value import Count, NonNegative, Value, decode
 
 BYTES = 4  # of a float32
 
@@ -37,6 +39,14 @@ class Profile(Value, frozen=True):
         """Return the seconds of a training step at rates, or of one subnet."""
         macs, written = amounts(net, of, self.batch)
         return self.start + self.per_mac * macs + self.per_byte * written
+
+
+def load_profile(path: Path) -> Profile:
+    """Read what `pliant bench profile` has written."""
+    try:
+        return decode(msgspec.json.decode(path.read_bytes()), Profile)
+    except ValueError as error:  # msgspec's errors are too
+        raise ValueError(f"{path}: expected a profile: {error}") from None
 
 
 def amounts(net: Elastic, of: Rates | Subnet, batch: int) -> tuple[float, float]:

@@ -14,11 +14,13 @@ import msgspec
 from pliant.report.curves import AXES, draw_curves
 from pliant.report.front import Vectors, draw_front, draw_vectors, load_vectors
 from pliant.report.history import Lake, Sample, load_samples, load_tasks
+from pliant.report.kinds import shared
 from pliant.report.look import NONE, Drawn
 from pliant.report.page import figure_part, page, part, table
 from pliant.report.runs import Group, flattened, grouped, load_runs
 from pliant.report.summary import summarised, table_of
 from pliant.report.timeline import draw_timeline
+from pliant.report.tradeoff import draw_tradeoff
 from pliant.report.use import draw_use
 from pliant.report.world import World, draw_classes, load_world
 
@@ -28,7 +30,7 @@ ROUNDS = 3  # of a timeline
 WORLDS = 4  # pictures of classes
 
 Part = tuple[str, str, str]
-Tell = Callable[[str], None]
+Tell = Callable[[str, int, int], None]  # what comes next, how many steps are done, and of all
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +42,21 @@ class _Found:
     tables: list[Vectors]
     lake: Lake
     target: float
-    tell: Tell
+    steps: "_Steps"
+
+
+class _Steps:
+    """How far a report is; what it will draw is known only as it goes, so the total is a guess."""
+
+    def __init__(self, tell: Tell, groups: int) -> None:
+        self._tell, self._done = tell, 0
+        self._total = len(AXES) + 4 + 2 * min(groups, TIMELINES)  # reading, trade-off, front, use
+
+    def next(self, text: str) -> None:
+        """Tell what is done now."""
+        self._total = max(self._total, self._done + 1)
+        self._tell(text, self._done, self._total)
+        self._done += 1
 
 
 def write_report(
@@ -49,7 +65,7 @@ def write_report(
     *,
     target: float = 0.9,
     command: str = "",
-    tell: Tell = lambda text: None,
+    tell: Tell = lambda text, done, total: None,
 ) -> Path:
     """Write the report of all runs in some folders and return its page.
 
@@ -58,9 +74,10 @@ def write_report(
     lake = Lake()
     try:
         groups = grouped(load_runs(paths))
-        tell(f"reading {sum(len(group.runs) for group in groups)} runs")
+        steps = _Steps(tell, len(groups))
+        steps.next(f"reading {sum(len(group.runs) for group in groups)} runs")
         tables = load_vectors(paths, groups)
-        found = _Found(groups, load_samples(lake, groups), tables, lake, target, tell)
+        found = _Found(groups, load_samples(lake, groups), tables, lake, target, steps)
         if not found.samples and not tables:
             told = ", ".join(map(str, paths))
             raise ValueError(f"{told}: expected a finished round or a table, found neither")
@@ -92,7 +109,7 @@ def _write(found: _Found, work: Path, title: str, command: str) -> None:
     if found.samples:
         parts.append(_summary(found, work))
     for drawn in _figures(found):
-        found.tell(f"drawing {drawn.title}")
+        found.steps.next(f"drawing {drawn.title}")
         picture = drawn.image("svg")
         (work / f"{drawn.slug}.svg").write_bytes(picture)
         (work / f"{drawn.slug}.png").write_bytes(drawn.image("png"))
@@ -109,7 +126,8 @@ def _write(found: _Found, work: Path, title: str, command: str) -> None:
 
 
 def _summary(found: _Found, work: Path) -> Part:
-    lines = summarised(found.samples, found.target)
+    shares = shared(found.samples)
+    lines = [line for share in shares for line in summarised(share.samples, found.target)]
     head, rows = table_of(lines, found.target)
     drawn = Drawn("summary", "", "", None, head, rows)
     (work / "summary.csv").write_text(drawn.csv())
@@ -118,6 +136,8 @@ def _summary(found: _Found, work: Path) -> Part:
         "of tasks that were not merged. C3 = accuracy · exp(-(B/Bmax + C/Cmax)/8), with the most "
         "bytes and MACs of any group here as budgets: it ranks the groups of one table only."
     )
+    if len(shares) > 1:
+        note += " Federated and split methods had other data here: each kind has its own budgets."
     body = table(head, rows, "Summary")
     files = '<p class="faint">Beside this page: <a href="summary.csv" download>CSV</a>, '
     files += '<a href="rounds.csv" download>CSV of all rounds</a></p>'
@@ -142,6 +162,10 @@ def _figures(found: _Found) -> Iterator[Drawn]:
         drawn = draw_curves(found.samples, axis)
         if drawn is not None:
             yield drawn
+    for share in shared(found.samples):
+        tradeoff = draw_tradeoff(share)
+        if tradeoff is not None:
+            yield tradeoff
     front = draw_front(found.tables)
     if front is not None:
         yield front
@@ -157,7 +181,7 @@ def _worlds(found: _Found) -> Iterator[Drawn]:
     classes: list[Drawn] = []
     seen: set[bytes] = set()
     for at, sample in enumerate(found.samples[:TIMELINES]):
-        found.tell(f"rebuilding the data of {sample.label}")
+        found.steps.next(f"rebuilding the data of {sample.label}")
         world = load_world(sample.group.first)
         shares = world.shares if isinstance(world, World) else None
         tasks = load_tasks(found.lake, sample.histories[0], 0, ROUNDS)

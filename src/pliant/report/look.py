@@ -109,3 +109,9 @@ def short(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g} {prefix}"
     return f"{value:.3g}"
+
+
+def measured(value: float, unit: str) -> str:
+    """Write a quantity with a prefix: 1.2 GB, 400 MACs."""
+    text = short(value)
+    return f"{text}{unit}" if text[-1].isalpha() else f"{text} {unit}"

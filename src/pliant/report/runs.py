@@ -87,7 +87,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def _labels(names: list[str]) -> list[str]:
-    """Shorten names like method=fedavg,seed=0 to what sets them apart."""
+    """Shorten names like method=kappa_0.3,seed=0 to what sets them apart, in words."""
     short = [" ".join(_parts(name)) or name for name in names]
     return [one if short.count(one) == 1 else name for one, name in zip(short, names, strict=True)]
 
@@ -96,7 +96,7 @@ def _parts(name: str) -> Iterator[str]:
     for part in name.split(","):
         key, equals, value = part.rpartition("=")
         if not equals or key.rpartition("/")[2] != "seed":
-            yield value
+            yield value.replace("_", " ") if equals else value
 
 
 def flattened(config: dict[str, Any], above: str = "") -> dict[str, str]:

@@ -6,24 +6,33 @@ drops filters of its part before every mini-batch, as many as its speed asks for
 orchestrator weighs what a client can teach by what its update costs.
 """
 
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
 from msgspec import Meta
+from torch import Tensor
 
 from pliant.devices import Rows
 from pliant.explore.table import Table, fitting
-from pliant.nn.subnet import Subnet
 from pliant.params import params_of
 from pliant.rng import stream
 from pliant.split.bandit import Bandit, best
 from pliant.split.base import Floor, Local, Work
+from pliant.split.client import Turn, drawn
 from pliant.split.contrast import nt_xent
 from pliant.split.payload import Payload
 from pliant.split.server import Masked, Penalised
 from pliant.split.session import Session
 from pliant.value import Fraction, NonNegative, Positive, Value
+
+
+class Begun(NamedTuple):
+    """A mini-batch that a client has begun, and what it costs."""
+
+    turn: Turn
+    work: Work
 
 
 class AdaSplit(Value, frozen=True, tag="adasplit"):
@@ -71,7 +80,7 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
         return self.objective == "contrast" or self.gradient or self.beta > 0
 
     def begin(self, session: Session) -> None:
-        session.join(session.redrawn)
+        session.join(session.redrawn, self.payload, self._own)
         session.server = Masked(
             session.server_net,
             params_of(session.cut.server),
@@ -89,22 +98,23 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
             bandit.restore(session.notes["bandit"])
         for step in range(session.iterations):
             here = floor.present()
-            if number < alone:
-                for client in here:
-                    self._turn(session, floor, client, (number, step), lr, talks=False)
-                    self._relayed(session, floor, client, here)
-                continue
-            chosen = self._chosen(session, floor, bandit, here, (number, step))
+            is_alone = number < alone
+            chosen: list[int] = []
+            if not is_alone:
+                chosen = self._chosen(session, floor, bandit, here, (number, step))
+            begin = partial(self._begun, session, floor, (number, step), lr, chosen)
+            begun = {} if self.relay else {client: begin(client) for client in here}
             losses = {}
-            for client in here:
-                talks = client in chosen
-                loss = self._turn(session, floor, client, (number, step), lr, talks=talks)
-                if talks:  # one that is refused has had its turn too
+            for client in here:  # without relay all are at work before the first is waited for
+                turn = begin(client) if self.relay else begun[client]
+                loss = None if turn is None else self._ended(session, floor, client, turn)
+                if client in chosen:  # one that is refused has had its turn too
                     imputed = float(bandit.last[:, client].mean())
                     losses[client] = imputed if loss is None else loss
                 self._relayed(session, floor, client, here)
-            bandit.learn(losses)
-            floor.gather()
+            if not is_alone:
+                bandit.learn(losses)
+                floor.gather()
         session.notes["bandit"] = bandit.state()
 
     def _chosen(
@@ -126,41 +136,56 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
                 scores[client] /= floor.strain(client, macs, sent) ** self.thrift
         return best(scores, here, count, stream(session.seed, "orchestrator", *place))
 
-    def _subnet(
-        self, session: Session, floor: Floor, client: int, place: tuple[int, int]
-    ) -> Subnet:
-        net = session.device
-        if not self.elastic:
-            return net.full
-        table = fitting(self.table, net)
-        full = session.size(client, place[1]) * net.macs(net.full, training=True)
-        rows = Rows(table.shares)
-        share = np.array([floor.share(client, full)])
-        rates = table.rates[int(rows.fit(share)[0])]
-        if not any(rates):
-            return net.full
-        return net.draw(rates, stream(session.seed, "dropout", *place, client))
+    def _own(self, output: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+        """Return a client's own loss."""
+        embedding, activation = output
+        felt = 0.0 * embedding.sum()
+        if self.objective == "contrast":
+            felt = felt + nt_xent(embedding, labels, self.tau)
+        if self.beta:
+            felt = felt + self.beta * activation.abs().sum()
+        return felt
 
-    def _turn(
+    def _begun(
         self,
         session: Session,
         floor: Floor,
-        client: int,
         place: tuple[int, int],
         lr: float,
-        *,
-        talks: bool,
-    ) -> float | None:
-        """Let a client do one mini-batch; return the server's loss if it has talked."""
+        chosen: list[int],
+        client: int,
+    ) -> Begun | None:
+        """Let a client begin a mini-batch; return None if it cannot."""
         samples = session.size(client, place[1])
-        shape = (samples, *session.shape)
-        subnet = self._subnet(session, floor, client, place)
+        turn = Turn(*place, lr, self._rates(session, floor, client, samples), client in chosen)
+        subnet = drawn(session.device, turn, session.seed, client)
         work = session.device_work(samples, subnet, trains=self.trains)
         if not floor.compute(client, Work(work.forward, work.forward, samples)):
             return None
+        if not session.is_dry:
+            session.clients[client].ask(turn)
+        return Begun(turn, work)
+
+    def _rates(
+        self, session: Session, floor: Floor, client: int, samples: int
+    ) -> tuple[float, ...]:
+        """Choose how many filters a client leaves out."""
+        if not self.elastic:
+            return ()
+        table = fitting(self.table, session.device)
+        full = samples * session.device.macs(session.device.full, training=True)
+        share = np.array([floor.share(client, full)])
+        return table.rates[int(Rows(table.shares).fit(share)[0])]
+
+    def _ended(self, session: Session, floor: Floor, client: int, begun: Begun) -> float | None:
+        """Let a client end a mini-batch; return the server's loss if it has talked."""
+        turn, work = begun
+        samples = work.samples
+        shape = (samples, *session.shape)
+        backward = Work(work.macs - work.forward, 0.0, 0)
         loss = None
         if session.is_dry:
-            if talks:
+            if turn.talks:
                 floor.send(client, None, shape, self.payload)
                 floor.serve(client, session.server_work(samples, back=self.gradient))
                 if self.gradient:
@@ -168,33 +193,26 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
                     size = self.payload.dense(entries)
                     floor.give_back(client, size, dense=4 * entries, nonzero=4 * entries)
                 loss = 1.0
-            floor.compute(client, Work(work.macs - work.forward, 0.0, 0))
+            floor.compute(client, backward)
             return loss
-        x, y = session.batch(client, *place)
-        part = session.clients[client]
-        done = part.run(subnet, x)
-        embedding, activation = done.output
-        felt = 0.0 * embedding.sum()
-        if self.objective == "contrast":
-            felt = felt + nt_xent(embedding, y, self.tau)
-        if self.beta:
-            felt = felt + self.beta * activation.abs().sum()
-        if talks:
-            message = session.message(activation, y, self.payload)
+        device, body = session.clients[client], None
+        if turn.talks:
+            message = device.message()
+            if message is None:
+                return None
             got = floor.send(client, message, shape, self.payload)
             if got is not None:
                 floor.serve(client, session.server_work(samples, back=self.gradient))
-                loss, slope = session.served.step(client, *got, lr, back=self.gradient)
+                loss, slope = session.served.step(client, *got, turn.lr, back=self.gradient)
                 floor.note(client, loss)
                 if slope is not None:
                     body = self.payload.encode(slope)
                     nonzero = 4 * int(torch.count_nonzero(got[0]))
                     floor.give_back(client, len(body), dense=4 * slope.numel(), nonzero=nonzero)
-                    felt = felt + (activation * self.payload.decode(body, shape)).sum()
-        backward = Work(work.macs - work.forward, 0.0, 0)
         if self.trains and floor.compute(client, backward):
-            grads = torch.autograd.grad(felt, list(done.leaves.values()), allow_unused=True)
-            part.descend(done, grads, lr)
+            device.learn(body)
+        else:
+            device.drop()
         return loss
 
     def _relayed(self, session: Session, floor: Floor, client: int, here: list[int]) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from pliant.nn.optimiser import Adam, Optimiser
-from pliant.split.payload import Message, Payload
+from pliant.split.payload import Payload
 from pliant.value import Count, Natural, Value
 
 
@@ -52,7 +52,7 @@ class Floor(Protocol):
         """Let a client compute; tell whether it stayed to the end."""
 
     def send(
-        self, client: int, message: Message | None, shape: tuple[int, ...], payload: Payload
+        self, client: int, message: object | None, shape: tuple[int, ...], payload: Payload
     ) -> tuple[Tensor, Tensor] | None:
         """Send a message up; return what the server accepts of it, None if it is refused.
 

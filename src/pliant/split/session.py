@@ -5,24 +5,29 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pliant.data import Batches, Federated, batches
+from pliant.devices.draws import FloatArray
 from pliant.nn.cut import cut
 from pliant.nn.elastic import elastic
 from pliant.nn.subnet import Subnet
-from pliant.params import Params, params_of
+from pliant.params import Params, nbytes, params_of
 from pliant.split.base import Local, Work
+from pliant.split.client import Batch, Client, Here, Own
 from pliant.split.head import Tapped, projection, redrawn
 from pliant.split.part import Part
-from pliant.split.payload import Message, Payload, write_labels
+from pliant.split.payload import Payload
 from pliant.split.server import Server
 
-Batch = tuple[Tensor, Tensor]
+Settle = Callable[[Here], Client]  # where a client's part is from now on
 
 
 class Session:
-    """Everything that a split method works with; in a dry run nothing is computed."""
+    """Everything that a split method works with; in a dry run nothing is computed.
+
+    Clients are in this process unless `settle` puts them elsewhere; a device has only itself.
+    """
 
     def __init__(
         self,
@@ -34,10 +39,13 @@ class Session:
         seed: int,
         has_head: bool = False,
         is_dry: bool = False,
+        settle: Settle | None = None,
+        only: int | None = None,
     ) -> None:
         example = data.train.normalised(slice(0, 1))
         self.net, self.data, self.local = net, data, local
         self.seed, self.is_dry = seed, is_dry
+        self._settle, self._only = settle, only
         self.cut = cut(net, example, after)
         if len(self.cut.place.shapes) != 1:
             raise ValueError(
@@ -55,7 +63,7 @@ class Session:
         self.device_training = self.device.macs(self.device.full, training=True)
         self.server_macs = self.server_net.macs(self.server_net.full)
         self.server_training = self.server_net.macs(self.server_net.full, training=True)
-        self.clients: dict[int, Part] = {}
+        self.clients: dict[int, Client] = {}
         self.server: Server | None = None
         self.notes: dict[str, Params] = {}  # what else a method keeps between rounds
         self._pass_of = lru_cache(maxsize=4 * max(1, len(data)))(self._pass)
@@ -66,6 +74,14 @@ class Session:
     def iterations(self) -> int:
         """Return the mini-batches of a round: those of the client that has most."""
         return max(self.count(client) for client in range(len(self.data)))
+
+    @cached_property
+    def visits(self) -> FloatArray:
+        """Return how many samples each client goes through in a round."""
+        clients, steps = range(len(self.data)), range(self.iterations)
+        return np.array(
+            [sum(self.size(client, step) for step in steps) for client in clients], float
+        )
 
     def count(self, client: int) -> int:
         """Return how many mini-batches one pass over a client's data has."""
@@ -93,11 +109,21 @@ class Session:
         labels = self.data.train.labels.numpy()
         return [frozenset(np.unique(labels[share]).tolist()) for share in self.data.devices]
 
-    def join(self, made: Callable[[int], nn.Module]) -> None:
-        """Give every client its part."""
-        for client in range(len(self.data)):
-            params = params_of(made(client))
-            self.clients[client] = Part(self.device, params, self.local.optimiser)
+    def join(
+        self, made: Callable[[int], nn.Module], payload: Payload, own: Own | None = None
+    ) -> None:
+        """Give every client its part, and a loss of its own where the method has one."""
+        for client in range(len(self.data)) if self._only is None else [self._only]:
+            here = Here(
+                client,
+                Part(self.device, params_of(made(client)), self.local.optimiser),
+                self.batch,
+                seed=self.seed,
+                payload=payload,
+                classes=self.data.train.classes,
+                own=own,
+            )
+            self.clients[client] = here if self._settle is None else self._settle(here)
 
     @property
     def served(self) -> Server:
@@ -108,12 +134,6 @@ class Session:
     def redrawn(self, client: int) -> nn.Module:
         """Return a client's module with weights of its own."""
         return redrawn(self.template, self.seed, "client", client)
-
-    def message(self, activation: Tensor, labels: Tensor, payload: Payload) -> Message:
-        """Write down what a client sends."""
-        classes = self.data.train.classes
-        body = payload.encode(activation)
-        return Message(tuple(activation.shape), body, write_labels(labels, classes))
 
     # costs
 
@@ -144,8 +164,7 @@ class Session:
         }
         return {**params_of(self.net), **device, **server}
 
-    @property
+    @cached_property
     def device_bytes(self) -> int:
         """Return the bytes of a client's part with its head."""
-        params = next(iter(self.clients.values())).params
-        return sum(tensor.numel() * tensor.element_size() for tensor in params.values())
+        return nbytes(params_of(self.template))

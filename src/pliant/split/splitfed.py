@@ -12,7 +12,7 @@ import torch
 from pliant.params import Params, is_finite, params_of, shares, weighted_sum
 from pliant.rng import stream
 from pliant.split.base import Floor, Local
-from pliant.split.exchange import exchange
+from pliant.split.exchange import exchange, opened
 from pliant.split.part import Part
 from pliant.split.payload import Payload
 from pliant.split.server import Common
@@ -42,7 +42,7 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
         return 0.0
 
     def begin(self, session: Session) -> None:
-        session.join(lambda _: session.template)
+        session.join(lambda _: session.template, self.payload)
         server = params_of(session.cut.server)
         session.server = Common(Part(session.server_net, server, self.local.optimiser))
 
@@ -66,29 +66,36 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
                 drawn = stream(session.seed, "order", number, step).permutation(len(clients))
                 order = drawn.tolist()
             here = floor.present()
-            for client in order:
-                if client in here and step < session.count(client):
-                    place, server = (number, step), servers[client]
-                    exchange(session, floor, server, client, place, lr=lr, payload=self.payload)
+            working = [
+                client
+                for client in order
+                if client in here
+                and step < session.count(client)
+                and opened(session, floor, client, (number, step), lr=lr)
+            ]
+            for client in working:  # all of them are at work by now
+                server = servers[client]
+                exchange(session, floor, server, client, step, lr=lr, payload=self.payload)
         self._merge(session, floor, servers)
 
     def _merge(self, session: Session, floor: Floor, servers: dict[int, Common]) -> None:
         """Average what came back by the clients' numbers of samples."""
         back = []
-        for client in floor.present():
-            if is_finite(session.clients[client].params):
+        parts = {client: session.clients[client].params for client in floor.present()}
+        for client in [client for client in parts if client in floor.present()]:
+            if is_finite(parts[client]):
                 back.append(client)
-            else:
+            else:  # (and whoever has gone while it was asked for its part is left out)
                 floor.refuse(client, f"client {client}: expected a part of finite numbers")
         if not back:
             return
         floor.collect(back, session.device_bytes)
         owned = [float(len(session.data.devices[client])) for client in back]
-        merged = _mean(owned, [session.clients[client].params for client in back])
+        merged = _mean(owned, [parts[client] for client in back])
         for part in session.clients.values():
             part.take(merged)
-        parts = [servers[client].part.params for client in back]
-        served = parts[0] if self.version == 2 else _mean(owned, parts)
+        copies = [servers[client].part.params for client in back]
+        served = copies[0] if self.version == 2 else _mean(owned, copies)
         session.server = Common(Part(session.server_net, served, self.local.optimiser))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from pliant.params import params_of
 from pliant.split.base import Floor, Local
-from pliant.split.exchange import exchange
+from pliant.split.exchange import exchange, opened
 from pliant.split.part import Part
 from pliant.split.payload import Payload
 from pliant.split.server import Common
@@ -44,7 +44,7 @@ class Split(Value, frozen=True, tag="split"):
         return 0.0
 
     def begin(self, session: Session) -> None:
-        session.join(lambda _: session.template)
+        session.join(lambda _: session.template, self.payload)
         server = params_of(session.cut.server)
         session.server = Common(Part(session.server_net, server, self.local.optimiser))
 
@@ -57,8 +57,8 @@ class Split(Value, frozen=True, tag="split"):
             if before is not None and before != client:
                 floor.hand_over(before, client, session.device_bytes)
                 session.clients[client].take(session.clients[before].params)
-            place = (number, step)
-            exchange(session, floor, session.served, client, place, lr=lr, payload=self.payload)
+            if opened(session, floor, client, (number, step), lr=lr):
+                exchange(session, floor, session.served, client, step, lr=lr, payload=self.payload)
             before = client
         if before is not None:
             session.notes["turn"] = {"client": torch.tensor(before)}
