@@ -173,14 +173,29 @@ def test_runs_are_found_by_their_words(page):
     assert text(page, "#count") == "1 of 3"
 
 
+@contextmanager
+def _going(out, folder):
+    (folder / "small.toml").write_text(SMALL)
+    process = pliant("run", folder / "small.toml", "--out", out, stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_run_that_goes_on_is_followed(chrome, folder, address, tmp_path):
     page = chrome.open(address)
     page.until("document.querySelectorAll('#chart .curve').length === 3")
-    (tmp_path / "small.toml").write_text(SMALL)
-    going = pliant(
-        "run", tmp_path / "small.toml", "--out", folder / "live", stdout=subprocess.DEVNULL
-    )
-    here = _held(going, folder / "live", 1)  # no machine is too fast for the page
+    with _going(folder / "live", tmp_path) as going:
+        _follow(page, going, folder / "live")
+    page.picture(tmp_path / "live.png")
+    assert page.faults() == []
+    page.close()
+
+
+def _follow(page, going, run):
+    here = _held(going, run, 1)  # no machine is too fast for the page
     assert here < ROUNDS
     line = "[...document.querySelectorAll('#list li')].find(li => li.textContent.includes('live'))"
     page.until(f"{line} !== undefined")
@@ -194,16 +209,13 @@ def test_a_run_that_goes_on_is_followed(chrome, folder, address, tmp_path):
     shown = f"Number(({row})?.cells[1].textContent ?? 0)"
     page.until(f"{shown} === {here}")
     going.send_signal(signal.SIGCONT)
-    here = _held(going, folder / "live", here + 1)
+    here = _held(going, run, here + 1)
     page.until(f"{shown} === {here}")
     going.send_signal(signal.SIGCONT)
     page.until(f"{shown} === {ROUNDS}")
     assert going.wait(60) == 0
     page.until("document.querySelector('#lanes-told').textContent.startsWith('Rounds 6 to 8')")
     page.until(f"{line}.textContent.includes('finished')")
-    page.picture(tmp_path / "live.png")
-    assert page.faults() == []
-    page.close()
 
 
 def _held(process, run, rounds):
