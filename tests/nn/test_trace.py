@@ -3,6 +3,7 @@
 import inspect
 import math
 import re
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ from test_elastic import obeys_the_law
 from torch import Tensor, nn
 from zoo import REFUSED, ZOO
 
+from pliant.nn import models
 from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.trace import NotTraceable, trace
 from pliant.params import params_of
@@ -291,3 +293,31 @@ def test_a_network_without_sites_has_one_subnet() -> None:
     assert net.sites == ()
     assert net.draw(0.5, stream(0)).masks == ()
     assert net.macs(0.5) == net.macs(net.first(0.5)) == 8
+
+
+def test_other_threads_run_and_trace_networks_meanwhile():
+    def work(net, faults):
+        x = torch.rand(2, 3, 32, 32)
+        wanted = net(x)
+        try:
+            while not is_over.is_set():
+                assert torch.equal(net(x), wanted)
+                assert len(trace(net, x).nodes) == count
+        except Exception as fault:
+            faults.append(fault)
+
+    nets = [models.lenet_small() for _ in range(2)]
+    count = len(trace(nets[0], torch.rand(1, 3, 32, 32)).nodes)
+    is_over, faults = threading.Event(), []
+    threads = [threading.Thread(target=work, args=(net, faults)) for net in nets]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            trace(nets[0], torch.rand(1, 3, 32, 32))
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert faults == []
+    assert nn.Module.__call__.__name__ == "_wrapped_call_impl"  # as torch left it

@@ -10,6 +10,7 @@ import inspect
 import linecache
 import operator
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
@@ -31,6 +32,10 @@ _HERE = __file__
 _FACTORIES = (
     torch.zeros, torch.ones, torch.full, torch.empty, torch.rand, torch.randn, torch.arange,
 )  # fmt: skip
+
+
+# fx changes torch.nn.Module itself while it traces: for all threads
+_ONE_AT_A_TIME = threading.RLock()
 
 
 class NotTraceable(ValueError):
@@ -143,6 +148,7 @@ class ShapedTracer(fx.Tracer):
         self._path: list[str] = []
         self.failed = ""  # the innermost module that raised
         self._is_on_meta = False
+        self._thread = threading.get_ident()
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return ShapedProxy(node, self)
@@ -171,7 +177,7 @@ class ShapedTracer(fx.Tracer):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if self._is_on_meta:
+        if self._is_on_meta or threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         self._path.append(self.path_of_module(m))
         try:
@@ -181,6 +187,11 @@ class ShapedTracer(fx.Tracer):
             raise
         finally:
             self._path.pop()
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:  # a network at work beside us
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def value_of(self, node: fx.Node) -> Any:
         """Return what the node gives on the meta device."""
@@ -263,7 +274,7 @@ def trace(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> fx.Graph:
     net.train()
     tracer = ShapedTracer(net, inputs)
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), _ONE_AT_A_TIME:
             graph = tracer.trace(net)
     except NotTraceable:
         raise
