@@ -108,6 +108,17 @@ def need_port(host: str, port: int) -> None:
             raise ValueError(f"Cannot listen at {host}:{port}: {error}") from None
 
 
+def need_keys(host: str, keys: Path | None) -> None:
+    """Refuse to serve other machines without keys."""
+    if keys is None and host not in LOOPBACK:
+        raise ValueError(f"Expected --keys FOLDER for {host}: --insecure is for loopback only")
+
+
+def reached(host: str, port: int) -> str:
+    """Return where a server that listens at a host is found on this machine."""
+    return f"{'127.0.0.1' if host in ('0.0.0.0', *LOOPBACK) else host}:{port}"
+
+
 def script(name: str) -> str:
     """Return the path of a command that Flower installs beside our interpreter."""
     path = Path(sys.executable).parent / name

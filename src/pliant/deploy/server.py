@@ -23,11 +23,12 @@ from pliant import atomic
 from pliant.deploy.follow import Follower
 from pliant.deploy.keys import need_private
 from pliant.deploy.processes import (
-    LOOPBACK,
     Child,
     environment,
     need_flower,
+    need_keys,
     need_port,
+    reached,
     script,
 )
 from pliant.deploy.service import Service
@@ -70,8 +71,7 @@ class Server:
         keys: Path | None = None,
     ) -> None:
         need_flower()
-        if keys is None and host not in LOOPBACK:
-            raise ValueError(f"Expected --keys FOLDER for {host}: --insecure is for loopback only")
+        need_keys(host, keys)
         self.folder, self._service = folder.resolve(), service
         self.host, self.port = host, port
         self._keys = keys.resolve() if keys else None
@@ -87,8 +87,7 @@ class Server:
     @property
     def address(self) -> str:
         """Where devices and we ourselves find the server on this machine."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", *LOOPBACK) else self.host
-        return f"{host}:{self.port}"
+        return reached(self.host, self.port)
 
     @property
     def pids(self) -> dict[str, int]:

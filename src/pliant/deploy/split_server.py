@@ -15,7 +15,7 @@ import msgspec
 from pliant import atomic
 from pliant.deploy.follow import Follower
 from pliant.deploy.keys import need_private
-from pliant.deploy.processes import LOOPBACK, Child, environment, need_grpc, need_port
+from pliant.deploy.processes import Child, environment, need_grpc, need_keys, need_port, reached
 from pliant.deploy.service import Service
 from pliant.deploy.squeeze import Plain
 from pliant.engine.ledger import RoundRecord
@@ -36,8 +36,7 @@ class SplitServer:
         keys: Path | None = None,
     ) -> None:
         need_grpc()
-        if keys is None and host not in LOOPBACK:
-            raise ValueError(f"Expected --keys FOLDER for {host}: --insecure is for loopback only")
+        need_keys(host, keys)
         if service.squeeze != Plain():
             raise ValueError("Expected --squeeze plain: a split method's own `payload` says it")
         if keys is not None:
@@ -51,8 +50,7 @@ class SplitServer:
     @property
     def address(self) -> str:
         """Where devices find the server on this machine."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", *LOOPBACK) else self.host
-        return f"{host}:{self.port}"
+        return reached(self.host, self.port)
 
     @property
     def pids(self) -> dict[str, int]:
