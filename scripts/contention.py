@@ -24,9 +24,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from pliant.deploy.curve import curve_from
 from pliant.deploy.host import Limits
 from pliant.deploy.letters import Answer, Order, packed, read_answer
-from pliant.deploy.pace import curve_from
 from pliant.deploy.post import Reply
 from pliant.deploy.processes import Child, environment
 from pliant.deploy.rounds import serve
@@ -40,7 +40,8 @@ from pliant.nn.elastic import elastic
 from pliant.value import decode, encode
 
 CALM = 0.8  # of a round's time is what the full network needs
-EPOCHS = 3  # so that a round lasts for some seconds
+EPOCHS = 6  # so that a round lasts for some seconds
+BATCH = 64
 SEED = 18  # with which device 0 has 1,623 of 2,500 samples
 FROM, TO = 0.3, 0.9  # of a round's time is the other program there
 BUSY = "while True: pass"
@@ -119,7 +120,7 @@ def described(method: dict[str, Any], rounds: int, seconds: float) -> Experiment
     """Describe the run: device 0 has more than half of the samples."""
     plain = {
         "method": method
-        | {"local": {"batch": 32, "epochs": EPOCHS, "optimiser": {"type": "sgd", "lr": 0.05}}},
+        | {"local": {"batch": BATCH, "epochs": EPOCHS, "optimiser": {"type": "sgd", "lr": 0.05}}},
         "network": {"name": "femnist_cnn"},
         "data": {"name": "digits", "proxy": 5500, "partition": {"type": "unequal"}},
         "fleet": {"size": 3, "round_seconds": seconds},
@@ -156,7 +157,7 @@ def trial(folder: Path, name: str, trials: int, cores: list[int]) -> dict[str, A
         greeting: Answer = read_answer(link.ask(0, hello))[0]
         curve = curve_from(greeting.curve)
         assert curve is not None, greeting.reason
-        batches = EPOCHS * -(-data.sizes()[0] // 32)
+        batches = EPOCHS * -(-data.sizes()[0] // BATCH)
         seconds = round(batches * curve.at(1.0) / CALM, 3)
         experiment = described(METHODS[name], trials, seconds)
         for device in range(3):
@@ -190,7 +191,7 @@ def judged(task: TaskRecord, disturbed: tuple[float, float], seconds: float) -> 
         "end": task.end,
         "delivered": task.end == "finished",
         "used": (task.ends[-1] - task.starts[0]) / seconds if task.ends else None,
-        "steps_until_change": fell[0] - begun[0] + 1 if fell else None,
+        "until_change": fell[0] - begun[0] if fell else None,  # whole mini-batches
         "disturbed": disturbed,
         "starts": task.starts,
         "rows": task.rows,
@@ -198,23 +199,33 @@ def judged(task: TaskRecord, disturbed: tuple[float, float], seconds: float) -> 
 
 
 def draw(path: Path, found: dict[str, Any]) -> None:
-    """Draw the first trial of both methods: the rate of each mini-batch over time."""
+    """Draw all trials of both methods: rows over time, and mini-batches done over time."""
     from pliant.extras import need
 
     plot: Any = need("matplotlib.pyplot", "report")
-    figure, axes = plot.subplots(1, 2, figsize=(10, 3.2), sharey=True, layout="constrained")
-    for axis, (name, told) in zip(axes, found.items(), strict=True):
-        one, seconds = told["trials"][0], told["seconds"]
-        shares = [(row + 1) / told["table"] for row in one["rows"]]
-        axis.step(one["starts"], shares, where="post", color="#1f5f8b")
-        axis.axvspan(*one["disturbed"], color="#d9822b", alpha=0.25, label="core taken")
-        axis.axvline(seconds, color="#a01c1c", linestyle="--", label="deadline")
-        late = sum(not trial["delivered"] for trial in told["trials"])
-        axis.set_title(f"{name}: {len(told['trials']) - late} of {len(told['trials'])} delivered")
-        axis.set_xlabel("seconds since the order")
-        axis.set_ylim(0, 1.05)
-    axes[0].set_ylabel("row of the table (1: full network)")
-    axes[0].legend(loc="lower left")
+    figure, (rows, done) = plot.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+    for (name, told), colour in zip(found.items(), ("#1f5f8b", "#b3541e"), strict=True):
+        kept = sum(trial["delivered"] for trial in told["trials"])
+        for place, trial in enumerate(told["trials"]):
+            look = {"color": colour, "linewidth": 1.8, "zorder": 3}
+            if place != len(told["trials"]) // 2:
+                look = {"color": colour, "linewidth": 0.6, "alpha": 0.3}
+            else:
+                look["label"] = f"{name}: {kept} of {len(told['trials'])} delivered"
+            shares = [(row + 1) / told["table"] for row in trial["rows"]]
+            rows.step(trial["starts"], shares, where="post", **look)
+            done.plot(trial["starts"], range(len(trial["starts"])), **look)
+    seconds, batches = told["seconds"], told["batches"]
+    for axis in (rows, done):
+        axis.axvspan(*told["trials"][0]["disturbed"], color="0.88", zorder=0)
+        axis.axvline(seconds, color="#a01c1c", linestyle="--")
+        axis.set_xlabel("seconds since the order (grey: another program on the core)")
+        axis.set_xlim(0, seconds * 1.03)
+    rows.set_ylim(0, 1.05)
+    rows.set_title("row of the table (1: full network)", loc="left", fontsize=10)
+    done.axhline(batches, color="0.5", linestyle=":")
+    done.set_title(f"mini-batches done, of {batches}", loc="left", fontsize=10)
+    done.legend(loc="upper left", frameon=False)
     figure.savefig(path)
 
 
@@ -227,19 +238,19 @@ def main() -> int:
     given = parser.parse_args()
     found = {name: trial(given.out, name, given.trials, given.cores) for name in METHODS}
     (given.out / "contention.json").write_text(json.dumps(found, indent=1))
-    draw(given.out / "contention.svg", found)
+    draw(given.out / "contention.png", found)
     for name, told in found.items():
         sys.stdout.write(f"{name}: {told['batches']} mini-batches, {told['seconds']} s a round\n")
         for number, one in enumerate(told["trials"]):
             used = "-" if one["used"] is None else f"{one['used']:.2f}"
             sys.stdout.write(
                 f"  trial {number:2}: {one['end']:9} used {used} of the time, "
-                f"rates changed after {one['steps_until_change']} mini-batches, "
+                f"rates changed after {one['until_change']} disturbed mini-batches, "
                 f"disturbed {one['disturbed'][0]:.2f}-{one['disturbed'][1]:.2f} s, "
                 f"rows {one['rows'][0]} to {min(one['rows'], default=0)}\n"
             )
     delivered = [one["delivered"] for one in found["distreal"]["trials"]]
-    soon = [(one["steps_until_change"] or 99) <= 3 for one in found["distreal"]["trials"]]
+    soon = [one["until_change"] in (0, 1, 2) for one in found["distreal"]["trials"]]
     missed = [not one["delivered"] for one in found["fedavg"]["trials"]]
     sys.stdout.write(
         f"distreal delivered {sum(delivered)} of {len(delivered)}, changed its rates within two "

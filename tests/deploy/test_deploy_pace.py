@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.deploy.pace import RESERVE, Curve, LivePace, Work, curve_from
+from pliant.deploy.curve import Curve, curve_from
+from pliant.deploy.pace import RESERVE, LivePace, Work
 from pliant.devices import FULL, PerBatch, Rows
 
 SHARES = tuple(np.linspace(0.1, 1.0, 19).tolist())
@@ -15,9 +16,9 @@ PLAN = PerBatch(Rows(SHARES))
 class Machine:
     """A clock that goes on with the work that is done, at a speed that may change."""
 
-    def __init__(self, slow=lambda step: 1.0):
-        self.now = 0.0
-        self.slow = slow
+    def __init__(self, slow=lambda step: 1.0, strange=1.0):
+        self.now = self.spent = 0.0
+        self.slow, self.strange = slow, strange
 
     def run(self, pace, steps=10_000):
         chosen = []
@@ -26,13 +27,15 @@ class Machine:
             if found is None:
                 break
             chosen.append(found)
-            self.now += CURVE.at(found[1]) * self.slow(step)
+            self.spent += CURVE.at(found[1]) * self.strange
+            self.now += CURVE.at(found[1]) * self.strange * self.slow(step)
         return chosen
 
 
 def pace_on(machine, *, seconds, plan=PLAN, batches=40, **options):
     work = Work((1,) * batches, 1.0)
-    return LivePace(plan, work, CURVE, seconds=seconds, clock=lambda: machine.now, **options)
+    given = {"curve": CURVE, "clock": lambda: machine.now, "cpu": lambda: machine.spent} | options
+    return LivePace(plan, work, seconds=seconds, **given)
 
 
 def test_with_enough_time_it_takes_the_full_network():
@@ -133,3 +136,48 @@ def test_a_curve_and_its_inverse_agree(seconds):
     share = CURVE.within(seconds)
     if SHARES[0] <= share <= SHARES[-1]:
         assert CURVE.at(share) == pytest.approx(seconds, rel=1e-9)
+
+
+def test_rounds_correct_the_curve_of_a_machine_that_is_not_as_it_was_measured():
+    curve = CURVE
+    for _ in range(8):
+        machine = Machine(strange=1.5)
+        pace = pace_on(machine, seconds=5.0, curve=curve)
+        machine.run(pace)
+        curve = pace.learnt()
+    assert curve.seconds == pytest.approx(1.5 * CURVE.seconds, rel=0.02)
+
+
+def test_another_program_does_not_change_the_curve():
+    machine = Machine(slow=lambda step: 3.0)
+    pace = pace_on(machine, seconds=5.0)
+    machine.run(pace)
+    assert pace.slowdown == pytest.approx(3.0)
+    assert pace.learnt().seconds == pytest.approx(CURVE.seconds)
+
+
+def test_a_round_without_mini_batches_teaches_nothing():
+    machine = Machine()
+    pace = pace_on(machine, seconds=1e-9, is_partial=True)
+    assert machine.run(pace) == []
+    assert pace.learnt() is CURVE
+
+
+def test_a_small_last_mini_batch_counts_in_proportion():
+    machine = Machine()
+    work = Work((4, 4, 4, 4, 1), 1.0)
+    pace = LivePace(
+        PLAN, work, CURVE, seconds=9.0, clock=lambda: machine.now, cpu=lambda: machine.spent
+    )
+    for step in range(6):
+        pace.choose(step)
+        machine.spent += 0.1 * (0.25 if step == 4 else 1.0)
+        machine.now = machine.spent
+    assert pace.learnt().seconds == pytest.approx(CURVE.seconds)
+
+
+@given(st.lists(st.tuples(st.floats(0.05, 1.0), st.floats(1e-6, 1e3)), max_size=40))
+def test_a_corrected_curve_is_a_curve(steps):
+    shares, seconds = zip(*steps, strict=True) if steps else ((), ())
+    found = CURVE.refined(shares, np.array(seconds))
+    assert curve_from(list(zip(found.shares, found.seconds, strict=True))) is not None

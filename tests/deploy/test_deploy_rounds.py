@@ -1,10 +1,11 @@
 import pytest
 from near import Near, described, devices_of, served, simulated
 
-from pliant.deploy.letters import Answer, packed
+from pliant.deploy.letters import Answer, Order, packed, read_answer
 from pliant.deploy.post import Reply
 from pliant.deploy.rounds import NotEnough
 from pliant.engine.ledger import TaskRecord, check
+from pliant.value import encode
 
 
 def tasks(records):
@@ -40,6 +41,24 @@ def test_with_time_to_spare_a_measured_run_is_the_simulated_one_too(tmp_path):
     assert check(records) == 2
     assert records[-1].digest == simulated(experiment)
     assert all(task.up > 0 and task.down > task.up / 2 for task in tasks(records))
+
+
+def test_a_device_keeps_what_its_rounds_have_taught_it_of_its_speed(tmp_path):
+    experiment = described("distreal")
+    hello = packed(Order("hello", encode(experiment), -1))
+
+    def curve():
+        return read_answer(devices_of(experiment, tmp_path)[0].answer(hello))[0].curve
+
+    first = curve()
+    assert first == curve()  # measured once
+    served(experiment, Near(devices_of(experiment, tmp_path)), tmp_path / "run")
+    later = curve()
+    assert later != first
+    assert [share for share, _ in later] == [share for share, _ in first]
+    [kept] = (tmp_path / "device0").glob("curve-*.json")
+    kept.write_text("[[1.0, -1.0]]")  # it makes no sense: measured anew
+    assert all(seconds > 0 for _, seconds in curve())
 
 
 def test_a_bad_answer_changes_nothing_and_is_named(tmp_path):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pliant import atomic
-from pliant.deploy.pace import Curve
+from pliant.deploy.curve import Curve, curve_from
 from pliant.explore.profile import Profile, amounts, fit
 from pliant.nn.elastic import Elastic
 from pliant.nn.learner import Learner
@@ -24,16 +24,34 @@ STEPS = 5  # timed at each rate, of which the shortest counts: cold caches only 
 PATIENCE = 3.0  # seconds at one rate, after its first two steps
 POINTS = 12
 
+Points = tuple[tuple[float, float], ...]  # share of the full MACs, seconds
 
-def calibrated(net: Elastic, x: Tensor, y: Tensor, folder: Path) -> Profile:
-    """Return the profile of this machine for a network, measured at the first time."""
-    path = folder / f"profile-{net.fingerprint[:16]}-{len(y)}.json"
+
+def calibrated(net: Elastic, x: Tensor, y: Tensor, folder: Path) -> Curve:
+    """Return how long mini-batches take here: as it was kept, or measured at the first time."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Profile)
+        points = msgspec.json.decode(_path(net, len(y), folder).read_bytes(), type=Points)
     except (FileNotFoundError, msgspec.DecodeError):
-        profile = measured(net, x, y)
-    atomic.write_bytes(path, msgspec.json.encode(profile))
-    return profile
+        points = ()
+    curve = curve_from(points)
+    if curve is None:
+        curve = curve_of(net, measured(net, x, y))
+        keep(curve, net, len(y), folder)
+    return curve
+
+
+def keep(curve: Curve, net: Elastic, batch: int, folder: Path) -> None:
+    """Write a curve for the next start."""
+    atomic.write_bytes(_path(net, batch, folder), msgspec.json.encode(points_of(curve)))
+
+
+def points_of(curve: Curve) -> Points:
+    """Return a curve as plain numbers."""
+    return tuple(zip(curve.shares.tolist(), curve.seconds.tolist(), strict=True))
+
+
+def _path(net: Elastic, batch: int, folder: Path) -> Path:
+    return folder / f"curve-{net.fingerprint[:16]}-{batch}.json"
 
 
 def measured(

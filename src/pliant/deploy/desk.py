@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pliant.deploy.curve import Curve, curve_from
 from pliant.deploy.inbox import DROPPED, LATE, Ask, Received
 from pliant.deploy.letters import EXTRA, PARAMS, Order, packed, read_answer
-from pliant.deploy.pace import Curve, Work, curve_from, work_of
+from pliant.deploy.pace import Work, work_of
 from pliant.deploy.post import Link
 from pliant.deploy.service import Service
 from pliant.devices import Moment

@@ -13,11 +13,12 @@ import torch
 
 from pliant.data import batches
 from pliant.deploy import subnets
-from pliant.deploy.calibrate import calibrated, curve_of, example_batch
+from pliant.deploy.calibrate import calibrated, example_batch, keep, points_of
+from pliant.deploy.curve import Curve
 from pliant.deploy.host import Limits, hints, refusal
 from pliant.deploy.keepsake import Keepsakes
 from pliant.deploy.letters import CHANGE, EXTRA, PARAMS, Answer, Order, packed, read_order
-from pliant.deploy.pace import Curve, LivePace, Work, work_of
+from pliant.deploy.pace import LivePace, Work, work_of
 from pliant.deploy.rehearsal import FleetPace
 from pliant.deploy.squeeze import squeezed
 from pliant.engine.job import World, example_of
@@ -73,7 +74,7 @@ class Device:
             resident = self._built(order.experiment)
             curve = self._curve(resident, order.device)
             if order.kind == "hello":
-                return packed(Answer("hello", order.device, curve=_points(curve)))
+                return packed(Answer("hello", order.device, curve=points_of(curve)))
             return self._trained(resident, order, tensors, self._clock())
         except Exception as error:  # the server goes on without this device
             reason = f"{type(error).__name__}: {error}"
@@ -95,8 +96,7 @@ class Device:
             world, batch = resident.world, resident.world.method.local.batch
             own = world.data.train.subset(world.data.devices[device % len(world.data)][:batch])
             x, y = example_batch(own.normalised(), own.labels, batch)
-            profile = calibrated(world.net, x, y, self._folder)
-            resident.curves[device] = curve_of(world.net, profile)
+            resident.curves[device] = calibrated(world.net, x, y, self._folder)
         return resident.curves[device]
 
     def _trained(
@@ -124,6 +124,8 @@ class Device:
         late = experiment.rules.late == "discard" and update.steps < len(work.sizes)
         if isinstance(pace, LivePace):
             resident.slowdown = pace.slowdown
+            curve = resident.curves[order.device] = pace.learnt()
+            keep(curve, world.net, world.method.local.batch, self._folder)
         if not update.steps or late:
             update, sent = _nothing(update), {}
         else:
@@ -145,7 +147,7 @@ class Device:
             loss=update.loss,
             owned=update.owned,
             short=pace.short,
-            curve=_points(self._curve(resident, order.device).slowed(resident.slowdown)),
+            curve=points_of(self._curve(resident, order.device).slowed(resident.slowdown)),
         )
         raw = packed(answer, sent)
         self._hand_over = self._clock() - began
@@ -214,10 +216,6 @@ def _same(left: Any, right: Any) -> bool:
         and all(map(np.array_equal, mine[0].masks, theirs[0].masks))
         for mine, theirs in zip(left, right, strict=True)
     )
-
-
-def _points(curve: Curve) -> tuple[tuple[float, float], ...]:
-    return tuple(zip(curve.shares.tolist(), curve.seconds.tolist(), strict=True))
 
 
 def single_threaded() -> None:

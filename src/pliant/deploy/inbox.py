@@ -7,8 +7,9 @@ from math import prod
 import torch
 
 from pliant.deploy import subnets
+from pliant.deploy.curve import Curve, curve_from
 from pliant.deploy.letters import CHANGE, EXTRA, Answer, BadLetter, read_answer
-from pliant.deploy.pace import Curve, Work, curve_from
+from pliant.deploy.pace import Work
 from pliant.deploy.post import Reply
 from pliant.deploy.squeeze import AnySqueeze, restored
 from pliant.devices import PerBatch

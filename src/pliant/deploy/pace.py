@@ -4,58 +4,20 @@ Half of the filters cost a quarter of the MACs but half of the time, so a curve 
 MACs, measured on the device, turns the time that is left into MACs that the plan understands.
 """
 
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
+from pliant.deploy.curve import Curve
 from pliant.devices import Moment, PerBatch, Plan
-from pliant.devices.draws import FloatArray
 from pliant.methods.base import Local
 
 MEMORY = 3  # mini-batches whose median is the slowdown: one outlier changes nothing
 RESERVE = 0.05  # of the round, for what cannot be foreseen at its end
-
-
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """Seconds of a full mini-batch over its cost as a share of the full network's.
-
-    >>> import numpy as np
-    >>> from pliant.deploy.pace import Curve
-    >>> curve = Curve(np.array([0.25, 1.0]), np.array([0.5, 1.0]))  # half the time, a quarter of it
-    >>> curve.at(1.0), curve.within(0.5), curve.within(2.0), curve.within(0.25)
-    (1.0, 0.25, 2.0, 0.125)
-    """
-
-    shares: FloatArray
-    seconds: FloatArray
-
-    def at(self, share: float) -> float:
-        """Return the seconds that a share takes."""
-        return float(np.interp(share, self.shares, self.seconds))
-
-    def within(self, seconds: float) -> float:
-        """Return the share that fits into a time; in proportion where the curve has ended."""
-        for end in (0, -1):
-            if (seconds <= self.seconds[end]) == (end == 0):
-                return float(self.shares[end] * seconds / self.seconds[end])
-        return float(np.interp(seconds, self.seconds, self.shares))
-
-    def slowed(self, factor: float) -> "Curve":
-        """Return the curve of a machine that is slower by a factor."""
-        return Curve(self.shares, self.seconds * factor)
-
-
-def curve_from(points: Sequence[tuple[float, float]]) -> Curve | None:
-    """Return the curve that a device tells of itself, if it makes sense."""
-    table = np.array(points, np.float64)
-    if table.ndim != 2 or table.shape[1] != 2 or not np.isfinite(table).all():
-        return None
-    is_rising = bool((np.diff(table, axis=0) >= 0).all() and (table > 0).all())
-    return Curve(table[:, 0], table[:, 1]) if is_rising else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +54,7 @@ class LivePace:
         *,
         seconds: float,
         clock: Callable[[], float],  # seconds since the order came
+        cpu: Callable[[], float] = time.process_time,
         held: tuple[int, float] | None = None,
         slowdown: float = 1.0,
         is_partial: bool = False,
@@ -105,6 +68,7 @@ class LivePace:
         self._end = seconds * (1 - RESERVE)
         self._seconds = seconds
         self._clock = clock
+        self._cpu = cpu
         self._held = held
         self._ratios: deque[float] = deque(maxlen=MEMORY)
         self._is_partial = is_partial
@@ -112,6 +76,7 @@ class LivePace:
         self._sleep = sleep
         self.slowdown = slowdown
         self.times: list[float] = []
+        self._spent: list[float] = []  # of the CPU until each mini-batch
         self.rows: list[int] = []
         self.macs: list[float] = []
         self.short = 0  # mini-batches for which even the smallest row was too much
@@ -122,6 +87,7 @@ class LivePace:
             self._heard(step - 1)
         now = self._clock()
         self.times.append(now)
+        self._spent.append(self._cpu())
         if step == len(self._work.sizes):
             return None
         row, macs = self._chosen(step, now)
@@ -131,6 +97,13 @@ class LivePace:
         self.rows.append(row)
         self.macs.append(macs)
         return row, macs
+
+    def learnt(self) -> Curve:
+        """Return the curve as this round corrects it, by CPU time: other programs do not matter."""
+        took = np.diff(self._spent)
+        sizes = self._work.sizes[: len(took)]
+        shares = [m / (self._work.full * n) for m, n in zip(self.macs, sizes, strict=False)]
+        return self._curve.refined(shares, took * self._work.sizes[0] / sizes)
 
     def _chosen(self, step: int, now: float) -> tuple[int, float]:
         full = self._work.full * self._work.sizes[step]

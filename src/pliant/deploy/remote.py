@@ -24,6 +24,8 @@ AGAIN = 5.0  # seconds before a node is started again, which Flower may refuse f
 class RemoteDevice:
     """A device of a federation on this machine."""
 
+    program = ("-m", "pliant.deploy.worker")  # what the worker runs
+
     def __init__(
         self,
         number: int,
@@ -107,12 +109,7 @@ class RemoteDevice:
     def _work(self) -> None:
         Path(f"{self._socket}.wanted").unlink(missing_ok=True)
         setup = Setup(self.number, str(self._folder), self._socket, self.limits, self._idle)
-        command = [
-            sys.executable,
-            "-m",
-            "pliant.deploy.worker",
-            msgspec.json.encode(setup).decode(),
-        ]
+        command = [sys.executable, *self.program, msgspec.json.encode(setup).decode()]
         self._children["worker"] = self._child("worker", command)
 
     def _node(self) -> None:

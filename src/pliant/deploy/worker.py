@@ -8,11 +8,15 @@ import os
 import sys
 from multiprocessing.connection import Listener
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
 from pliant.deploy.host import Limits
+
+if TYPE_CHECKING:
+    from pliant.deploy.device import Device
 
 
 class Setup(Struct, frozen=True):
@@ -25,14 +29,14 @@ class Setup(Struct, frozen=True):
     idle_seconds: float
 
 
-def work(setup: Setup) -> None:
+def work(setup: Setup, kind: "type[Device] | None" = None) -> None:
     """Answer letters until nobody has asked for long."""
     from pliant.deploy.device import Device, single_threaded
 
     single_threaded()
     path = Path(setup.socket)
     path.unlink(missing_ok=True)
-    device = Device(setup.device, Path(setup.folder), setup.limits)
+    device = (kind or Device)(setup.device, Path(setup.folder), setup.limits)
     with Listener(setup.socket, family="AF_UNIX") as listener:
         path.chmod(0o600)
         _end_when_idle(listener, setup.idle_seconds)
