@@ -3,27 +3,29 @@
     python scripts/deploy_faults.py devices --kills 50 --rounds 30
     python scripts/deploy_faults.py server --kills 20 --rounds 30
     python scripts/deploy_faults.py wire --rounds 10
+    python scripts/deploy_faults.py hang --rounds 10
+    python scripts/deploy_faults.py flood --rounds 10
 
 `devices`: SIGKILL to the worker, the SuperNode or all processes of a device at random moments; each
-round must end by its deadline and five seconds. `server`: SIGKILL to the run's process or to
-SuperLink; the network must be that of the simulated run, which nobody disturbs. `wire`: device 0 is
-behind a proxy that delays, resets, stops half-way or lets a byte a second through; others go on. In
-all of them every dispatched task must have one end in the ledger.
+round must end by its deadline and five seconds. A round waits for devices that are away, but not
+longer than the allowance; then its deadline is the round's time and the allowance. `server`:
+SIGKILL to the run's process or to SuperLink; the network must be that of the simulated run, which
+nobody disturbs. `wire`: device 0 is behind a proxy that delays, resets, stops half-way or lets a
+byte a second through; others go on. `hang`: in every other round a device's worker or SuperNode is
+stopped for as long as the round may last. `flood`: in every other round eight threads throw
+megabytes at the server's port as fast as it takes them. In all of them every dispatched task must
+have one end in the ledger.
 """
 
 import argparse
 import math
-import os
 import random
-import signal
-import socket
 import sys
 import tempfile
-import threading
-import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
+
+from faults import Proxy, flood, hang, kill_devices, kill_server
 
 from pliant.deploy.federation import Federation
 from pliant.deploy.keys import make_keys
@@ -52,105 +54,6 @@ def described(rounds: int, seconds: float, late: str) -> Experiment:
     return decode(plain, Experiment)
 
 
-class Proxy:
-    """A TCP proxy in front of the server whose manners can be changed."""
-
-    def __init__(self, port: int) -> None:
-        self._server = port
-        self.manner = "plain"
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listening.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listening.accept()
-            except OSError:
-                return
-            if self.manner == "reset":
-                near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-                near.close()
-                continue
-            try:
-                far = socket.create_connection(("127.0.0.1", self._server))
-            except OSError:
-                near.close()
-                continue
-            for pair in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=pair, daemon=True).start()
-
-    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
-        carried = 0
-        with suppress(OSError):
-            while part := source.recv(65536):
-                manner = self.manner
-                if manner == "delay":
-                    time.sleep(0.5)
-                elif manner == "half" and carried > 20_000:
-                    time.sleep(3600)  # open, and silent for ever
-                elif manner == "reset" and carried > 20_000:
-                    break
-                elif manner == "slow":
-                    for byte in part:
-                        sink.sendall(bytes([byte]))
-                        time.sleep(1.0)
-                        if self.manner != "slow":
-                            break
-                sink.sendall(part)
-                carried += len(part)
-        for end in (source, sink):
-            with suppress(OSError):
-                end.close()
-
-    def close(self) -> None:
-        self._listening.close()
-
-
-def kill(pid: int | None) -> bool:
-    """Send SIGKILL; tell whether there was somebody."""
-    if pid is None:
-        return False
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-        return True
-    return False
-
-
-def kill_devices(federation: Federation, kills: int, luck: random.Random) -> Counter[str]:
-    """Kill parts of devices at random moments from another thread; return what was hit."""
-    hit: Counter[str] = Counter()
-
-    def go_on() -> None:
-        for _ in range(kills):
-            time.sleep(luck.uniform(2.0, 12.0))
-            device = luck.choice(federation.devices)
-            victims = device.pids
-            name = luck.choice(["worker", "worker", "supernode", "all"])
-            for part, pid in victims.items():
-                if name in (part, "all") and kill(pid):
-                    hit[part] += 1
-
-    threading.Thread(target=go_on, daemon=True).start()
-    return hit
-
-
-def kill_server(federation: Federation, kills: int, luck: random.Random) -> Counter[str]:
-    """Kill the run's process or SuperLink at random moments from another thread."""
-    hit: Counter[str] = Counter()
-
-    def go_on() -> None:
-        for number in range(kills):
-            time.sleep(luck.uniform(10.0, 40.0))
-            name = "superlink" if number % 4 == 3 else "run"
-            pids = federation.server.pids
-            if kill(pids.get(name)):
-                hit[name] += 1
-
-    threading.Thread(target=go_on, daemon=True).start()
-    return hit
-
-
 def told(folder: Path, window: float) -> tuple[int, float]:
     """Check the ledger; return the rounds and by how much the longest passed its deadline."""
     records = list(events(folder))
@@ -168,7 +71,7 @@ def told(folder: Path, window: float) -> tuple[int, float]:
 def main() -> int:
     """Run one kind of fault and say whether the promise holds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("fault", choices=["devices", "server", "wire"])
+    parser.add_argument("fault", choices=["devices", "server", "wire", "hang", "flood"])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -192,21 +95,27 @@ def main() -> int:
             0, f"127.0.0.1:{proxy.port}", folder / "devices" / "0", first.limits,
             ca=keys / "ca.crt", key=keys / "devices" / "0" / "key",
         )  # fmt: skip
-    hit: Counter[str] = Counter()
+    hit, heard = Counter[str](), Counter[str]()
     manners = ["plain", "delay", "reset", "half", "slow"]
     with federation:
         for record in federation.watch():
             sys.stdout.write(f"round {record.round}: {record.seconds:.1f} s {record.ends}\n")
             sys.stdout.flush()
-            if given.fault == "devices" and not hit:
+            if given.fault == "devices" and record.round == 0:
                 hit = kill_devices(federation, given.kills, luck)
             if given.fault == "server" and record.round == 0:
                 hit = kill_server(federation, given.kills, luck)
             if given.fault == "wire":
                 proxy.manner = manners[record.round % len(manners)]
+                hit[proxy.manner] += 1
+            if given.fault == "hang" and record.round % 2 == 0:
+                hit[hang(federation, luck, given.seconds + given.allowance)] += 1
+            if given.fault == "flood" and record.round % 2 == 0:
+                hit.update(heard)
+                heard = flood(given.port, given.seconds)
     proxy.close()
-    sys.stdout.write(f"killed {dict(hit)}\n")
-    _, longest = told(folder, given.seconds + given.allowance)
+    sys.stdout.write(f"faults {dict(hit + heard)}\n")
+    _, longest = told(folder, given.allowance + given.seconds + given.allowance)
     if given.fault == "server":
         net, data = build(experiment)
         calm = simulate(experiment.method, net, data, experiment.fleet, setting=experiment.setting)

@@ -137,7 +137,7 @@ def test_a_run_to_which_nothing_ever_comes_ends(tmp_path):
 
 
 def test_a_run_without_devices_says_so(tmp_path):
-    with pytest.raises(NotEnough, match="waited for 3 devices, 0 came"):
+    with pytest.raises(NotEnough, match="waited for 1 devices or more, 0 came"):
         served(described(), Near({}), tmp_path / "run", patience=0.1)
 
 
@@ -190,3 +190,58 @@ def test_smaller_updates_are_smaller_and_still_merge(tmp_path):
     assert sizes["fp16"] < 0.55 * sizes["plain"]
     assert sizes["int8"] < 0.35 * sizes["plain"]
     assert sizes["topk"] < 0.35 * sizes["plain"]
+
+
+class Away(Near):
+    """A link to devices one of which is away from a certain round on."""
+
+    def __init__(self, devices, *, since, clock):
+        super().__init__(devices)
+        self.since, self.clock, self.rounds, self.sent = since, clock, 0, []
+
+    def online(self):
+        return set(self.devices) - ({2} if self.rounds >= self.since else set())
+
+    def send(self, letters, *, round, seconds):
+        self.rounds += 1
+        self.sent.append((self.clock.now, sorted(letters)))
+        super().send(letters, round=round, seconds=seconds)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def away(tmp_path, since, **options):
+    experiment, clock = described(rounds=3, rules=options.pop("rules", {})), Clock()
+    link = Away(devices_of(experiment, tmp_path), since=since, clock=clock)
+    given = {"clock": clock, "sleep": clock.sleep, "allowance": 15.0, "patience": 120.0} | options
+    records = served(experiment, link, tmp_path / "run", **given)
+    assert check(records) == 3
+    return link.sent
+
+
+def test_rounds_go_on_without_a_device_that_is_away_and_wait_for_it_no_longer_than_allowed(
+    tmp_path,
+):
+    (first, all_), *later = away(tmp_path, since=1)
+    assert (first, all_) == (0.0, [0, 1, 2])
+    assert [devices for _, devices in later] == [[0, 1], [0, 1]]
+    assert [time for time, _ in later] == pytest.approx([15.25, 30.5], abs=1.0)
+
+
+def test_the_first_round_waits_longer(tmp_path):
+    (first, devices), *_ = away(tmp_path, since=0)
+    assert devices == [0, 1]
+    assert first == pytest.approx(120.25, abs=1.0)
+
+
+def test_a_quorum_is_waited_for(tmp_path):
+    with pytest.raises(NotEnough, match="waited for 3 devices or more, 2 came"):
+        away(tmp_path, since=1, rules={"quorum": 1.0})

@@ -1,4 +1,10 @@
-"""Flower's own objects, without its processes: an app of a user's with pliant in it."""
+"""An app of a user's with pliant in it: Flower's own objects, and once its real simulation."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 from near import described, simulated
@@ -92,3 +98,32 @@ def test_a_bad_reply_is_refused_and_named(tmp_path):
     strategy.start(local_grid(app, {5: 0, 6: 1, 7: 2}), strategy.arrays(), num_rounds=1)
     assert set(strategy.refused) == {1}
     assert strategy.refused[1].startswith("rejected: device 1: expected a whole letter")
+
+
+@pytest.mark.slow
+def test_flwr_run_simulates_the_example(tmp_path):
+    pytest.importorskip("ray")
+    from pliant.deploy.processes import environment, script
+
+    example = Path(__file__).parents[2] / "examples" / "flower_app"
+    app = shutil.copytree(example, tmp_path / "app")
+    command = [script("flwr"), "run", str(app), "--stream"]
+    env = environment(tmp_path / "home")
+    try:
+        done = subprocess.run(
+            [*command, "--federation-config", "num-supernodes=3"],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+    finally:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):  # it leaves its SuperLink behind
+            if path.exists() and str(tmp_path / "home") in path.read_text():
+                os.kill(int(path.parent.name), 15)
+    losses = re.findall(
+        r"^round \d: {'devices': 3, 'refused': 0, 'loss': ([\d.]+)}", done.stdout, re.M
+    )
+    assert len(losses) == 3, done.stdout + done.stderr
+    assert float(losses[2]) < float(losses[0])

@@ -74,7 +74,7 @@ def up(
         Seconds for transport, beyond a device's own time; with a split method, seconds without a
         word from a device after which the round goes on without it.
     patience
-        Seconds to wait for enough devices.
+        Seconds to wait for devices at the start; later rounds wait for `allowance`.
     squeeze
         How devices make their updates smaller.
     pace

@@ -50,6 +50,7 @@ class Desk:
     curves: dict[int, Curve] = field(default_factory=dict)
     retried: int = 0  # rounds that came to nothing
     in_a_row: int = 0
+    is_begun: bool = False  # devices have come to this process
 
     def __post_init__(self) -> None:
         self.expected = Expected(self.world.method, self.world.net)
@@ -66,21 +67,29 @@ class Desk:
 
 
 def chosen_devices(desk: Desk, number: int) -> list[int]:
-    """Wait for devices and choose among them; the simulator's choice when all are there."""
+    """Wait for devices and choose among them; the simulator's choice when all are there.
+
+    The first round waits long for as many as are wanted, later ones no longer than for an answer.
+    Then it goes on with those that are there, unless they are fewer than the quorum.
+    """
     experiment = desk.experiment
     fleet, rules = experiment.fleet, experiment.rules
     wanted = min(rules.selected(experiment.per_round), fleet.size)
-    least = max(1, min(wanted, int(np.ceil(rules.quorum * experiment.per_round)) or wanted))
-    end = desk.clock() + desk.service.patience
+    least = max(1, min(wanted, rules.needed(experiment.per_round)))
+    began = desk.clock()
     while True:
         there = {device for device in desk.link.online() if 0 <= device < fleet.size}
+        waited = desk.clock() - began
         if len(there) >= wanted:
             break
-        if desk.clock() > end:
+        if desk.is_begun and len(there) >= least and waited > desk.service.allowance:
+            break
+        if waited > desk.service.patience:
             if len(there) >= least:
                 break
-            raise NotEnough(f"waited for {wanted} devices, {len(there)} came")
+            raise NotEnough(f"waited for {least} devices or more, {len(there)} came")
         desk.sleep(POLL)
+    desk.is_begun = True
     if len(there) == fleet.size:
         chosen = selected(
             fleet, wanted, "uniform", seed=experiment.seed, round=number, now=desk.saved.seconds

@@ -10,12 +10,13 @@ class Service(Value, frozen=True):
 
     A device has the experiment's `fleet.round_seconds` from the moment at which it gets its order;
     the server waits for `allowance` longer, as Flower polls every three seconds on both sides and
-    starts a process for each message. A round to which nothing came is begun again from the same
-    model, `retries` times in a row at most.
+    starts a process for each message. The first round waits up to `patience` for devices, later
+    ones up to `allowance`, and then goes on with those that are there. A round to which nothing
+    came is begun again from the same model, `retries` times in a row at most.
     """
 
     allowance: NonNegative = 15.0  # seconds
-    patience: Positive = 120.0  # seconds to wait for enough devices
+    patience: Positive = 120.0  # seconds to wait for devices at the start, or for a quorum
     retries: Count = 10
     squeeze: AnySqueeze = Plain()
     pace: Pace = "measured"

@@ -1,0 +1,1 @@
+"""DISTREAL in a Flower app."""
