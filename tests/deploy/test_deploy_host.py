@@ -1,6 +1,15 @@
 import pytest
 
-from pliant.deploy.host import Hints, Limits, cpu_quota, hints, is_hot, refusal
+from pliant.deploy.host import (
+    Hints,
+    Limits,
+    allowed_share,
+    cpu_quota,
+    expected_slowdown,
+    hints,
+    is_hot,
+    refusal,
+)
 
 
 def test_a_quota_of_cgroup_2_is_read(tmp_path):
@@ -56,3 +65,16 @@ def test_a_device_on_battery_declines_if_its_user_says_so(charging, only, said):
 def test_a_share_of_nothing_is_refused():
     with pytest.raises(ValueError, match=r"cpu_share"):
         Limits(cpu_share=0.0)
+
+
+@pytest.mark.parametrize(("hot", "share"), [(False, 0.3), (True, 0.15)])
+def test_a_hot_machine_uses_half_of_what_its_user_allows(hot, share):
+    assert allowed_share(Limits(cpu_share=0.3), Hints(2.0, 0.0, None, None, hot)) == share
+
+
+@pytest.mark.parametrize(
+    ("cores", "load", "slowdown"),
+    [(2.0, None, 1.0), (2.0, 0.5, 1.0), (1.0, 3.0, 3.0), (0.25, 0.0, 4.0), (0.5, 2.0, 4.0)],
+)
+def test_quota_and_load_tell_what_to_expect_before_anything_was_measured(cores, load, slowdown):
+    assert expected_slowdown(Hints(cores, load, None, None, False)) == slowdown

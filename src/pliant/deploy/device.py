@@ -15,7 +15,7 @@ from pliant.data import batches
 from pliant.deploy import subnets
 from pliant.deploy.calibrate import calibrated, example_batch, keep, points_of
 from pliant.deploy.curve import Curve
-from pliant.deploy.host import Limits, hints, refusal
+from pliant.deploy.host import Limits, allowed_share, expected_slowdown, hints, refusal
 from pliant.deploy.keepsake import Keepsakes
 from pliant.deploy.letters import CHANGE, EXTRA, PARAMS, Answer, Order, packed, read_order
 from pliant.deploy.pace import LivePace, Work, work_of
@@ -40,7 +40,7 @@ class Resident:
     world: World
     full: float  # MACs of a training step at full width, per sample
     curves: dict[int, Curve] = field(default_factory=dict)  # by device
-    slowdown: float = 1.0  # as it was at the end of the last round
+    slowdown: float | None = None  # at the end of the last round, if there was one
 
 
 class Device:
@@ -147,7 +147,7 @@ class Device:
             loss=update.loss,
             owned=update.owned,
             short=pace.short,
-            curve=points_of(self._curve(resident, order.device).slowed(resident.slowdown)),
+            curve=points_of(self._curve(resident, order.device).slowed(resident.slowdown or 1.0)),
         )
         raw = packed(answer, sent)
         self._hand_over = self._clock() - began
@@ -161,6 +161,7 @@ class Device:
 
         if order.pace == "fleet":
             return FleetPace(resident.world, resident.experiment, order, work, clock)
+        found = hints()
         return LivePace(
             resident.world.method.plan(resident.world.net),
             work,
@@ -168,9 +169,9 @@ class Device:
             seconds=order.seconds - self._hand_over,
             clock=clock,
             held=None if order.row is None else (order.row, order.macs),
-            slowdown=resident.slowdown,
+            slowdown=resident.slowdown or expected_slowdown(found),
             is_partial=resident.experiment.rules.late == "partial",
-            share=self._limits.cpu_share,
+            share=allowed_share(self._limits, found),
             sleep=self._sleep,
         )
 

@@ -94,3 +94,18 @@ def refusal(limits: Limits, found: Hints) -> str | None:
     if limits.only_when_charging and found.is_charging is False:
         return "it is not charging"
     return None
+
+
+def allowed_share(limits: Limits, found: Hints) -> float:
+    """Return the share of a core to use: what the user allows, and half of it on a hot machine."""
+    return limits.cpu_share * (0.5 if found.is_hot else 1.0)
+
+
+def expected_slowdown(found: Hints) -> float:
+    """Return how much longer than calibrated mini-batches may take, before any was measured.
+
+    >>> from pliant.deploy.host import Hints, expected_slowdown
+    >>> expected_slowdown(Hints(cores=0.5, load=0.2, battery=None, is_charging=None, is_hot=False))
+    2.0
+    """
+    return max(1.0, found.load or 0.0) / min(1.0, found.cores)
