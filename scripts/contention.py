@@ -5,14 +5,16 @@
 Three device processes train the FEMNIST network on the embedded digits: device 0 alone on one core,
 the others on the other one. In each round, when 30 % of its time are gone, another program takes
 half of device 0's core, and leaves it when 90 % are gone. The time of a round is such that the full
-network needs 80 % of it while nothing disturbs. With DISTREAL the device must change its rates
-within two mini-batches and deliver before the deadline in 95 % of the trials; with FedAvg it must
-miss it. The rounds are those of `pliant server`; letters go through the devices' own sockets, as
-Flower's polls would only blur the times. Writes records, `contention.json` and a picture.
+network needs 85 % of it while nothing disturbs: the median of three rounds, timed anew before every
+five trials of each method, as machines are not always as fast. With DISTREAL the device must change
+its rates within two mini-batches and deliver before the deadline in 95 % of the trials; with FedAvg
+it must miss it. The rounds are those of `pliant server`; letters go through the devices' own
+sockets, as Flower's polls would only blur the times. Writes records, `contention.json`, a picture.
 """
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import threading
@@ -24,9 +26,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pliant.deploy.curve import curve_from
 from pliant.deploy.host import Limits
-from pliant.deploy.letters import Answer, Order, packed, read_answer
+from pliant.deploy.letters import Order, packed
 from pliant.deploy.post import Reply
 from pliant.deploy.processes import Child, environment
 from pliant.deploy.rounds import serve
@@ -39,12 +40,13 @@ from pliant.experiment import Experiment, build
 from pliant.nn.elastic import elastic
 from pliant.value import decode, encode
 
-CALM = 0.8  # of a round's time is what the full network needs
+CALM = 0.85  # of a round's time is what the full network needs
+BLOCK = 5  # trials of each method between two looks at how fast the machine is
 EPOCHS = 6  # so that a round lasts for some seconds
 BATCH = 64
 SEED = 18  # with which device 0 has 1,623 of 2,500 samples
 FROM, TO = 0.3, 0.9  # of a round's time is the other program there
-BUSY = "while True: pass"
+BUSY = "import time; print(time.monotonic(), flush=True)\nwhile True: pass"
 METHODS = {
     "distreal": {"type": "distreal", "choice": "blocks"},
     "fedavg": {"type": "fedavg"},
@@ -54,8 +56,11 @@ METHODS = {
 class Sockets:
     """A link to workers on this machine; it lets another program disturb device 0."""
 
-    def __init__(self, sockets: list[str], core: int, seconds: float, log: Path) -> None:
+    def __init__(
+        self, sockets: list[str], core: int, seconds: float, log: Path, *, is_calm: bool
+    ) -> None:
         self._sockets = sockets
+        self._is_calm = is_calm
         self._log = log
         self._core = core
         self._seconds = seconds
@@ -73,8 +78,9 @@ class Sockets:
         began = time.monotonic()
         for device, letter in letters.items():
             threading.Thread(target=self._asked, args=(device, letter), daemon=True).start()
-        self._other = threading.Thread(target=self._disturb, args=(began,), daemon=True)
-        self._other.start()
+        if not self._is_calm:
+            self._other = threading.Thread(target=self._disturb, args=(began,), daemon=True)
+            self._other.start()
 
     def settle(self) -> None:
         """Wait until the other program has gone: it belongs to one round."""
@@ -98,9 +104,9 @@ class Sockets:
         time.sleep(max(0.0, began + FROM * self._seconds - time.monotonic()))
         command = ["taskset", "-c", str(self._core), sys.executable, "-S", "-c", BUSY]
         other = Child(command, self._log, environment(self._log.parent))
-        since = time.monotonic() - began
         time.sleep(max(0.0, began + TO * self._seconds - time.monotonic()))
         other.end()
+        since = float(other.last_words(1)) - began  # when it had begun to take the core
         self.disturbed.append((since, time.monotonic() - began))
 
 
@@ -146,40 +152,45 @@ def started(folder: Path, cores: list[int]) -> tuple[list[Child], list[str]]:
     return children, sockets
 
 
-def trial(folder: Path, name: str, trials: int, cores: list[int]) -> dict[str, Any]:
+def calm(folder: Path, cores: list[int]) -> float:
+    """Return how long device 0 needs for a round with the full network when nothing disturbs it."""
+    tasks, _, _ = ran(folder, "calm", described(METHODS["fedavg"], 4, 60.0), cores, is_calm=True)
+    return statistics.median(task.ends[-1] - task.starts[0] for task in tasks[1:])
+
+
+def trial(folder: Path, name: str, trials: int, cores: list[int], seconds: float) -> dict[str, Any]:
     """Run one method and return what became of device 0 in each round."""
+    experiment = described(METHODS[name], trials, seconds)
+    tasks, link, world = ran(folder, name, experiment, cores)
+    pairs = zip(tasks[:trials], link.disturbed, strict=False)
+    rounds = [judged(task, disturbed, seconds) for task, disturbed in pairs]
+    plan: Any = world.method.plan(world.net)
+    batches = EPOCHS * -(-world.data.sizes()[0] // BATCH)
+    return {"batches": batches, "table": len(plan.rows.shares), "trials": rounds}
+
+
+def ran(
+    folder: Path, name: str, experiment: Experiment, cores: list[int], *, is_calm: bool = False
+) -> tuple[list[TaskRecord], Sockets, World]:
+    """Run an experiment on three workers; return device 0's tasks."""
     children, sockets = started(folder, cores)
+    seconds = experiment.fleet.round_seconds
+    link = Sockets(sockets, cores[0], seconds, folder / "other.log", is_calm=is_calm)
     try:
-        first = described(METHODS[name], trials, 10.0)
-        net, data = build(first)
-        hello = packed(Order("hello", encode(first), -1))
-        link = Sockets(sockets, cores[0], 0.0, folder / "other.log")
-        greeting: Answer = read_answer(link.ask(0, hello))[0]
-        curve = curve_from(greeting.curve)
-        assert curve is not None, greeting.reason
-        batches = EPOCHS * -(-data.sizes()[0] // BATCH)
-        seconds = round(batches * curve.at(1.0) / CALM, 3)
-        experiment = described(METHODS[name], trials, seconds)
-        for device in range(3):
+        for device in range(3):  # they build and calibrate
             link.ask(device, packed(Order("hello", encode(experiment), -1)))
-        link = Sockets(sockets, cores[0], seconds, folder / "other.log")
+        net, data = build(experiment)
         world = World(elastic(net, example_of(data)), data, experiment.federated)
-        run = folder / name
-        service = Service(allowance=seconds, retries=trials)
+        run, service = folder / name, Service(allowance=seconds, retries=experiment.rounds)
         for _ in serve(experiment, world, link, run, service, sleep=lambda _: time.sleep(0.01)):
             pass
         link.settle()
-        plan: Any = world.method.plan(world.net)
-        records = list(events(run))
-        check(records)
     finally:
         for child in children:
             child.end()
-    tasks = [r for r in records if isinstance(r, TaskRecord) and r.device == 0][:trials]
-    pairs = zip(tasks, link.disturbed[: len(tasks)], strict=True)
-    rounds = [judged(task, disturbed, seconds) for task, disturbed in pairs]
-    table = len(plan.rows.shares)
-    return {"seconds": seconds, "batches": batches, "table": table, "trials": rounds}
+    records = list(events(run))
+    check(records)
+    return [r for r in records if isinstance(r, TaskRecord) and r.device == 0], link, world
 
 
 def judged(task: TaskRecord, disturbed: tuple[float, float], seconds: float) -> dict[str, Any]:
@@ -192,8 +203,9 @@ def judged(task: TaskRecord, disturbed: tuple[float, float], seconds: float) -> 
         "delivered": task.end == "finished",
         "used": (task.ends[-1] - task.starts[0]) / seconds if task.ends else None,
         "until_change": fell[0] - begun[0] if fell else None,  # whole mini-batches
-        "disturbed": disturbed,
-        "starts": task.starts,
+        "seconds": seconds,
+        "disturbed": [time / seconds for time in disturbed],  # and what follows: parts of the round
+        "starts": [start / seconds for start in task.starts],
         "rows": task.rows,
     }
 
@@ -215,12 +227,12 @@ def draw(path: Path, found: dict[str, Any]) -> None:
             shares = [(row + 1) / told["table"] for row in trial["rows"]]
             rows.step(trial["starts"], shares, where="post", **look)
             done.plot(trial["starts"], range(len(trial["starts"])), **look)
-    seconds, batches = told["seconds"], told["batches"]
+    batches = told["batches"]
     for axis in (rows, done):
         axis.axvspan(*told["trials"][0]["disturbed"], color="0.88", zorder=0)
-        axis.axvline(seconds, color="#a01c1c", linestyle="--")
-        axis.set_xlabel("seconds since the order (grey: another program on the core)")
-        axis.set_xlim(0, seconds * 1.03)
+        axis.axvline(1.0, color="#a01c1c", linestyle="--")
+        axis.set_xlabel("part of the round's time (grey: another program on the core)")
+        axis.set_xlim(0, 1.03)
     rows.set_ylim(0, 1.05)
     rows.set_title("row of the table (1: full network)", loc="left", fontsize=10)
     done.axhline(batches, color="0.5", linestyle=":")
@@ -236,17 +248,23 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("contention"))
     parser.add_argument("--cores", type=int, nargs=3, default=[0, 1, 1])
     given = parser.parse_args()
-    found = {name: trial(given.out, name, given.trials, given.cores) for name in METHODS}
+    found: dict[str, Any] = {}
+    for begun in range(0, given.trials, BLOCK):
+        folder, count = given.out / str(begun), min(BLOCK, given.trials - begun)
+        seconds = round(calm(folder, given.cores) / CALM, 3)
+        for name in METHODS:
+            told = trial(folder, name, count, given.cores, seconds)
+            found.setdefault(name, {**told, "trials": []})["trials"] += told["trials"]
     (given.out / "contention.json").write_text(json.dumps(found, indent=1))
     draw(given.out / "contention.png", found)
     for name, told in found.items():
-        sys.stdout.write(f"{name}: {told['batches']} mini-batches, {told['seconds']} s a round\n")
+        sys.stdout.write(f"{name}: {told['batches']} mini-batches\n")
         for number, one in enumerate(told["trials"]):
             used = "-" if one["used"] is None else f"{one['used']:.2f}"
             sys.stdout.write(
-                f"  trial {number:2}: {one['end']:9} used {used} of the time, "
+                f"  trial {number:2}: {one['end']:9} used {used} of {one['seconds']:.2f} s, "
                 f"rates changed after {one['until_change']} disturbed mini-batches, "
-                f"disturbed {one['disturbed'][0]:.2f}-{one['disturbed'][1]:.2f} s, "
+                f"disturbed from {one['disturbed'][0]:.2f} to {one['disturbed'][1]:.2f}, "
                 f"rows {one['rows'][0]} to {min(one['rows'], default=0)}\n"
             )
     delivered = [one["delivered"] for one in found["distreal"]["trials"]]

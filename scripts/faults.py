@@ -104,7 +104,7 @@ def kill_server(federation: Federation, kills: int, luck: random.Random) -> Coun
 
     def go_on() -> None:
         for number in range(kills):
-            time.sleep(luck.uniform(10.0, 40.0))
+            time.sleep(luck.uniform(8.0, 25.0))
             name = "superlink" if number % 4 == 3 else "run"
             pids = federation.server.pids
             if kill(pids.get(name)):

@@ -147,3 +147,15 @@ def test_the_given_network_is_left_as_it_is():
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     list(simulate_split(ADASPLIT, net, data(), Fleet(size=3), setting=setting(2)))
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def test_torch_has_one_thread_while_it_trains_and_as_many_as_before_afterwards():
+    torch.set_num_threads(2)
+    try:
+        rounds = simulate_split(ADASPLIT, network(), data(), Fleet(size=3), setting=setting())
+        next(rounds)
+        assert torch.get_num_threads() == 1
+        rounds.close()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from pliant.deploy.worker import Setup
 
 log = logging.getLogger("pliant")
 
-IDLE = 600.0  # seconds without an order after which the worker gives its memory back
+IDLE = 120.0  # seconds without an order after which the worker gives its memory back
 AGAIN = 5.0  # seconds before a node is started again, which Flower may refuse for a minute
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from pliant import memory
 from pliant.deploy.host import Limits
 
 TOLD = 3  # exit code of a process that has said in one line why it ends
@@ -31,6 +32,7 @@ def work(setup: Setup) -> int:
     from pliant.deploy.split_stream import Dialler
 
     single_threaded()
+    memory.keep()
     logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
     ca, key = (None if path is None else Path(path) for path in (setup.ca, setup.key))
     try:

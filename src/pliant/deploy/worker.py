@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from pliant import memory
 from pliant.deploy.host import Limits
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def work(setup: Setup, kind: "type[Device] | None" = None) -> None:
     from pliant.deploy.device import Device, single_threaded
 
     single_threaded()
+    memory.keep()
     path = Path(setup.socket)
     path.unlink(missing_ok=True)
     device = (kind or Device)(setup.device, Path(setup.folder), setup.limits)
@@ -49,6 +51,7 @@ def work(setup: Setup, kind: "type[Device] | None" = None) -> None:
                 try:
                     letter = link.recv_bytes()
                     link.send_bytes(device.answer(letter))
+                    memory.give_back()
                 except (EOFError, OSError):  # who asked has gone
                     continue
 

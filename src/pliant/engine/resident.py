@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pliant import memory
 from pliant.engine.segment import mapped
 from pliant.engine.wire import decoded, message
 from pliant.params import Params
@@ -28,6 +29,7 @@ class Resident:
 
     def __init__(self) -> None:
         torch.set_num_threads(THREADS)
+        memory.keep()
         self._world: Any = None
         self._perform: Callable[[Any, Params, Any], Any] | None = None
 

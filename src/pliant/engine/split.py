@@ -16,6 +16,7 @@ from pliant.engine.rules import departures
 from pliant.engine.simulate import Setting
 from pliant.engine.split_floor import Hall, Wire
 from pliant.engine.store import Saved, Store
+from pliant.engine.workers import one_thread
 from pliant.methods.base import State
 from pliant.params import Params, digest
 from pliant.split.base import Floor, Local
@@ -126,6 +127,18 @@ def run_split(
 
     `floor` makes what a round takes place on, of the round's number and the clock at its start.
     """
+    with one_thread():
+        yield from _run(method, session, setting, floor, folder, is_stopped)
+
+
+def _run(
+    method: SplitMethod,
+    session: Session,
+    setting: Setting,
+    floor: Callable[[int, float], "RoundFloor"],
+    folder: Path | None,
+    is_stopped: Callable[[], bool],
+) -> Iterator[RoundRecord]:
     store = Store(folder) if folder is not None else None
     try:
         saved = store.resume() if store else None

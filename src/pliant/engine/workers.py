@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from pliant import memory
 from pliant.engine.copies import copied
 from pliant.params import Params
 from pliant.record import THREADS
@@ -89,6 +90,18 @@ class Pool(Protocol[J, R]):
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """Give torch one thread, and steps the memory of those before them, while something trains."""
+    memory.keep()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
 def opened(
     kind: AnyWorkers, setup: Callable[[], W], perform: Callable[[W, Params, J], R]
 ) -> Iterator[Pool[J, R]]:
@@ -98,13 +111,8 @@ def opened(
     the job. Both functions must be picklable, as jobs and results must be. While workers are open,
     torch has one thread in this process too, so that no result depends on the number of cores.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    try:
-        with closing(_pool(kind, setup, perform)) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), closing(_pool(kind, setup, perform)) as pool:
+        yield pool
 
 
 def _pool(
