@@ -22,13 +22,14 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
+from pliant.deploy import client_app as device_app
 from pliant.deploy.client_app import BODY
-from pliant.deploy.client_app import app as client_app
 
 HERE = Path(__file__)
 KINDS = ("pliant", "bare", "send_and_receive")
 POLL = 3.0  # seconds between two looks of a node for messages
 server_app = ServerApp()
+client_app = device_app.app  # pliant's own; an answer to queries comes to it here
 
 
 @client_app.query()  # type: ignore[untyped-decorator] # Flower's stubs are not read
@@ -78,7 +79,7 @@ def main_of_server(grid: Grid, context: Context) -> None:
         "bare": lambda: polled(grid, size),
         "send_and_receive": lambda: grid.send_and_receive(messages(grid, size)),
     }
-    count = experiment.rounds - 1
+    count = experiment.rounds - 2
     pauses = {
         kind: np.random.default_rng(place).permutation(np.arange(count) * POLL / count)
         for place, kind in enumerate(ways)
@@ -91,7 +92,7 @@ def main_of_server(grid: Grid, context: Context) -> None:
             way()
             taken[kind].append(time.monotonic() - began)
     (folder / "floor.json").write_text(json.dumps(taken))
-    for _ in rounds:
+    for _ in rounds:  # one more, so that all is written before the run ends
         pass
 
 
@@ -153,7 +154,7 @@ def main() -> None:
     plain = {
         "method": {"type": "fedavg"},
         "fleet": {"size": 3, "round_seconds": 20.0},
-        "rounds": given.rounds + 1,
+        "rounds": given.rounds + 2,
         "per_round": 3,
         "evaluation": {"every": 1000},
     }
