@@ -168,7 +168,7 @@ def main() -> None:
     taken = json.loads((given.out / "floor.json").read_text())
     tasks = [r for r in events(given.out) if isinstance(r, TaskRecord) and r.round]
     trained = [
-        max(task.ends[-1] for task in tasks if task.round == number)
+        max(task.seconds for task in tasks if task.round == number)
         for number in range(1, given.rounds + 1)
     ]
     taken["training"] = trained

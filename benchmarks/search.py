@@ -5,7 +5,8 @@
 Every search has a folder of its own and goes on from it, so the command can be killed and given
 again. Then every vector of every table is measured at the same judging seeds, which no search has
 seen, and the hypervolume and the served area (see `pliant.explore.front`) are printed with their
-spread over the seeds of the searches, and the short trainings that each took.
+spread over the seeds of the searches, and the short trainings that each took. `judged.csv` has what
+was measured, row by row: cost and loss, both normalised.
 """
 
 import argparse
@@ -97,15 +98,19 @@ def judged(
     at = {tuple(v): point for v, point in zip(vectors.tolist(), points.tolist(), strict=True)}
     print(f"{'search':8} {'hypervolume':>17} {'served':>17} {'trainings':>10} {'of nsga2':>9}")
     base = tables["nsga2"][0][1] if "nsga2" in tables else None
+    lines = ["search,seed,trainings,cost,loss"]
     for name, found in tables.items():
         areas, shares = [], []
-        for place in range(len(found)):
-            costs, losses = np.array([at[rates] for rates in chosen[name, place]]).T
+        for place, (_, trainings) in enumerate(found):
+            points = sorted(at[rates] for rates in chosen[name, place])
+            lines += [f"{name},{place},{trainings},{cost:.6f},{loss:.6f}" for cost, loss in points]
+            costs, losses = np.array(points).T
             areas.append(hypervolume(costs, losses))
             shares.append(served(costs, losses))
         count = found[0][1]
         part = f"{count / base:9.1%}" if base else ""
         print(f"{name:8} {spread(areas):>17} {spread(shares):>17} {count:>10} {part}")
+    (given.out / "judged.csv").write_text("\n".join(lines) + "\n")
 
 
 def spaced(table: Table, count: int) -> list[tuple[float, ...]]:
