@@ -1,8 +1,10 @@
 """The server's side of Flower: which devices are there, orders out, answers in."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
@@ -13,6 +15,7 @@ log = logging.getLogger("pliant")
 
 BODY = "body"
 HELLO_SECONDS = 60.0
+PULL_SECONDS = 2.0  # that a look for answers may take
 
 
 def content(raw: bytes) -> RecordDict:
@@ -25,6 +28,13 @@ def body(message: Any) -> bytes:
     """Return the letter in a message."""
     raw: bytes = message.content[BODY][BODY].data
     return raw
+
+
+def _pull(found: "Future[list[Message]]", grid: Any, identities: list[str]) -> None:
+    try:
+        found.set_result(list(grid.pull_messages(identities)))
+    except BaseException as error:
+        found.set_exception(error)
 
 
 class FlowerLink:
@@ -45,6 +55,7 @@ class FlowerLink:
         self._met: set[int] = set()  # nodes that have answered a greeting
         self._asked: dict[str, tuple[int, float]] = {}  # message -> node, until when
         self._sent: dict[str, int] = {}  # message -> device
+        self._pull: Future[list[Message]] | None = None
         self.greetings: dict[int, bytes] = {}  # what a device said of itself
 
     def online(self) -> set[int]:
@@ -92,7 +103,7 @@ class FlowerLink:
 
     def send(self, letters: Mapping[int, bytes], *, round: int, seconds: float) -> None:
         messages = self.messages(letters, round=round, seconds=seconds)
-        self._sent = {}
+        self._sent, self._pull = {}, None
         for device, identity in zip(messages, self._pushed([*messages.values()]), strict=True):
             if identity:
                 self._sent[identity] = device
@@ -105,7 +116,7 @@ class FlowerLink:
         if not self._sent:
             return []
         found = []
-        for message in self._grid.pull_messages(list(self._sent)):
+        for message in self._pulled():
             device = self._sent.pop(message.metadata.reply_to_message_id, None)
             if device is None:
                 continue
@@ -116,6 +127,22 @@ class FlowerLink:
                 found.append(Reply(device, body(message)))
             except Exception as error:  # a message of another form
                 found.append(Reply(device, b"", type(error).__name__))
+        return found
+
+    def _pulled(self) -> list[Message]:
+        """Return what has come, without waiting for long.
+
+        Flower waits minutes for the rest of an answer whose sender has gone; a round does not.
+        """
+        if self._pull is None:
+            self._pull = Future()
+            arguments = (self._pull, self._grid, list(self._sent))
+            threading.Thread(target=_pull, args=arguments, daemon=True).start()
+        try:
+            found = self._pull.result(PULL_SECONDS)
+        except TimeoutError:
+            return []
+        self._pull = None
         return found
 
     def _message(self, node: int, raw: bytes, group: str, seconds: float) -> Message:
