@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,9 @@ class Stuck:
 
     def __init__(self):
         self.looks = 0
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=5, name="0"), SimpleNamespace(node_id=6, name="1")]
 
     def push_messages(self, messages):
         return [f"message {number}" for number, _ in enumerate(messages)]
@@ -39,3 +43,14 @@ def test_an_answer_that_never_ends_does_not_hold_a_round_up(monkeypatch):
     link.send({0: b"order"}, round=1, seconds=1.0)
     assert link.replies() == []
     assert grid.looks == 2  # the next round looks anew
+
+
+def test_a_greeting_that_never_ends_does_not_hide_the_devices_that_are_there(monkeypatch):
+    from pliant.deploy import link as link_module
+
+    monkeypatch.setattr(link_module, "PULL_SECONDS", 0.05)
+    monkeypatch.setattr(link_module.FlowerLink, "_message", lambda self, *given: given)
+    link = link_module.FlowerLink(Stuck(), b"")
+    began = time.monotonic()
+    assert link.online() == {0, 1}
+    assert time.monotonic() - began < 5.0

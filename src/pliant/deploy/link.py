@@ -55,7 +55,7 @@ class FlowerLink:
         self._met: set[int] = set()  # nodes that have answered a greeting
         self._asked: dict[str, tuple[int, float]] = {}  # message -> node, until when
         self._sent: dict[str, int] = {}  # message -> device
-        self._pull: Future[list[Message]] | None = None
+        self._looks: dict[str, Future[list[Message]]] = {}  # for greetings and for answers
         self.greetings: dict[int, bytes] = {}  # what a device said of itself
 
     def online(self) -> set[int]:
@@ -75,7 +75,7 @@ class FlowerLink:
     def _greeted(self, nodes: Mapping[int, str]) -> None:
         if not self._asked:
             return
-        for message in self._grid.pull_messages(list(self._asked)):
+        for message in self._pulled("greetings", list(self._asked)):
             node, _ = self._asked.pop(message.metadata.reply_to_message_id, (None, 0.0))
             if node is None or message.has_error():
                 continue
@@ -103,7 +103,8 @@ class FlowerLink:
 
     def send(self, letters: Mapping[int, bytes], *, round: int, seconds: float) -> None:
         messages = self.messages(letters, round=round, seconds=seconds)
-        self._sent, self._pull = {}, None
+        self._sent = {}
+        self._looks.pop("answers", None)
         for device, identity in zip(messages, self._pushed([*messages.values()]), strict=True):
             if identity:
                 self._sent[identity] = device
@@ -116,7 +117,7 @@ class FlowerLink:
         if not self._sent:
             return []
         found = []
-        for message in self._pulled():
+        for message in self._pulled("answers", list(self._sent)):
             device = self._sent.pop(message.metadata.reply_to_message_id, None)
             if device is None:
                 continue
@@ -129,20 +130,20 @@ class FlowerLink:
                 found.append(Reply(device, b"", type(error).__name__))
         return found
 
-    def _pulled(self) -> list[Message]:
+    def _pulled(self, kind: str, identities: list[str]) -> list[Message]:
         """Return what has come, without waiting for long.
 
         Flower waits minutes for the rest of an answer whose sender has gone; a round does not.
         """
-        if self._pull is None:
-            self._pull = Future()
-            arguments = (self._pull, self._grid, list(self._sent))
+        if kind not in self._looks:
+            self._looks[kind] = Future()
+            arguments = (self._looks[kind], self._grid, identities)
             threading.Thread(target=_pull, args=arguments, daemon=True).start()
         try:
-            found = self._pull.result(PULL_SECONDS)
+            found = self._looks[kind].result(PULL_SECONDS)
         except TimeoutError:
             return []
-        self._pull = None
+        del self._looks[kind]
         return found
 
     def _message(self, node: int, raw: bytes, group: str, seconds: float) -> Message:
