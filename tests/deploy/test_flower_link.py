@@ -9,11 +9,24 @@ import pytest
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
+def answered(identity, reason=None):
+    return SimpleNamespace(
+        metadata=SimpleNamespace(reply_to_message_id=identity),
+        has_error=lambda: reason is not None,
+        error=SimpleNamespace(reason=reason),
+        content={"body": {"body": SimpleNamespace(data=identity.encode())}},
+    )
+
+
 class Stuck:
-    """A grid whose first look for answers never ends."""
+    """A grid whose first look has got hold of the answer to message 0, but not of all its parts.
+
+    Like Flower's, it says in the meantime that there is no such message.
+    """
 
     def __init__(self):
         self.looks = 0
+        self.rest = threading.Event()
 
     def get_nodes(self):
         return [SimpleNamespace(node_id=5, name="0"), SimpleNamespace(node_id=6, name="1")]
@@ -24,33 +37,72 @@ class Stuck:
     def pull_messages(self, identities):
         self.looks += 1
         if self.looks == 1:
-            threading.Event().wait(60)
-        return []
+            self.rest.wait(60)
+            return [answered("message 0")]
+        found = [answered("message 0", "unavailable")] if "message 0" in identities else []
+        return found + [answered(name) for name in identities if name != "message 0"]
 
 
-def test_an_answer_that_never_ends_does_not_hold_a_round_up(monkeypatch):
-    from pliant.deploy import link as link_module
+@pytest.fixture
+def module(monkeypatch):
+    from pliant.deploy import link, looks
 
-    monkeypatch.setattr(link_module, "PULL_SECONDS", 0.05)
-    monkeypatch.setattr(link_module.FlowerLink, "messages", lambda self, letters, **_: letters)
+    monkeypatch.setattr(looks, "SECONDS", 0.05)
+    monkeypatch.setattr(link.FlowerLink, "_message", lambda self, *given: given)
+    monkeypatch.setattr(link.FlowerLink, "messages", lambda self, letters, **_: letters)
+    return link
+
+
+def test_an_answer_that_never_ends_holds_up_neither_the_round_nor_other_answers(module):
     grid = Stuck()
-    link = link_module.FlowerLink(grid, b"")
-    link.send({0: b"order"}, round=0, seconds=1.0)
+    link = module.FlowerLink(grid, b"")
+    link.send({7: b"order", 8: b"order"}, round=0, seconds=1.0)
     began = time.monotonic()
-    assert link.replies() == link.replies() == []
-    assert time.monotonic() - began < 5.0
-    assert grid.looks == 1  # the same look, still under way
-    link.send({0: b"order"}, round=1, seconds=1.0)
     assert link.replies() == []
-    assert grid.looks == 2  # the next round looks anew
+    assert link.replies() == [module.Reply(8, b"message 1")]
+    assert link.replies() == link.replies() == []  # not that device 7 has no answer
+    assert time.monotonic() - began < 5.0
+    link.send({7: b"order"}, round=1, seconds=1.0)
+    assert link.replies() == [module.Reply(7, None, "unavailable")]  # nobody fetches it now
 
 
-def test_a_greeting_that_never_ends_does_not_hide_the_devices_that_are_there(monkeypatch):
-    from pliant.deploy import link as link_module
+def test_an_answer_that_takes_its_time_arrives_all_the_same(module):
+    grid = Stuck()
+    link = module.FlowerLink(grid, b"")
+    link.send({7: b"order", 8: b"order"}, round=0, seconds=1.0)
+    assert link.replies() == []
+    assert link.replies() == [module.Reply(8, b"message 1")]
+    grid.rest.set()
+    end = time.monotonic() + 5.0
+    while not (found := link.replies()) and time.monotonic() < end:
+        pass
+    assert found == [module.Reply(7, b"message 0")]
 
-    monkeypatch.setattr(link_module, "PULL_SECONDS", 0.05)
-    monkeypatch.setattr(link_module.FlowerLink, "_message", lambda self, *given: given)
-    link = link_module.FlowerLink(Stuck(), b"")
+
+def test_looks_that_are_stuck_do_not_pile_up(module, monkeypatch):
+    from pliant.deploy.looks import MOST, Looks
+
+    grid = Stuck()
+    monkeypatch.setattr(Stuck, "pull_messages", lambda self, names: self.rest.wait(60) and [])
+    before, looks = threading.active_count(), Looks(grid)
+    for _ in range(2 * MOST):
+        assert looks.messages(["message 0"]) == []
+    assert threading.active_count() - before == MOST
+    grid.rest.set()
+
+
+def test_a_greeting_that_never_ends_does_not_hide_the_devices_that_are_there(module):
+    link = module.FlowerLink(Stuck(), b"")
     began = time.monotonic()
     assert link.online() == {0, 1}
     assert time.monotonic() - began < 5.0
+
+
+def test_a_greeting_of_another_form_does_not_end_the_run(module, monkeypatch):
+    def odd(self, names):
+        return [SimpleNamespace(**answered(name).__dict__ | {"content": {}}) for name in names]
+
+    monkeypatch.setattr(Stuck, "pull_messages", odd)
+    link = module.FlowerLink(Stuck(), b"")
+    assert link.online() == {0, 1}  # by their keys
+    assert link.greetings == {}

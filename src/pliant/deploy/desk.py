@@ -193,7 +193,6 @@ def _greeting(desk: Desk, device: int) -> Curve | None:
 class Verdict:
     ends: dict[int, str]
     counted: set[int]
-    close: float  # seconds since the letters were sent
 
 
 def judged(desk: Desk, asks: dict[int, Ask], received: dict[int, Received]) -> Verdict:
@@ -230,8 +229,7 @@ def judged(desk: Desk, asks: dict[int, Ask], received: dict[int, Received]) -> V
             counted.add(device)
         elif got is not None and got.end not in ("", LATE):
             ends[device] = got.end
-    close = max([0.0, *(got.arrival for got in received.values())])
-    return Verdict(ends, counted, close if len(received) == len(asks) else deadline)
+    return Verdict(ends, counted)
 
 
 def scores(world: World, state: State, how: Evaluation) -> tuple[Score, Score | None]:

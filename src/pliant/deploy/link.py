@@ -1,21 +1,19 @@
 """The server's side of Flower: which devices are there, orders out, answers in."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 
+from pliant.deploy.looks import Looks
 from pliant.deploy.post import Reply
 
 log = logging.getLogger("pliant")
 
 BODY = "body"
 HELLO_SECONDS = 60.0
-PULL_SECONDS = 2.0  # that a look for answers may take
 
 
 def content(raw: bytes) -> RecordDict:
@@ -28,13 +26,6 @@ def body(message: Any) -> bytes:
     """Return the letter in a message."""
     raw: bytes = message.content[BODY][BODY].data
     return raw
-
-
-def _pull(found: "Future[list[Message]]", grid: Any, identities: list[str]) -> None:
-    try:
-        found.set_result(list(grid.pull_messages(identities)))
-    except BaseException as error:
-        found.set_exception(error)
 
 
 class FlowerLink:
@@ -55,7 +46,7 @@ class FlowerLink:
         self._met: set[int] = set()  # nodes that have answered a greeting
         self._asked: dict[str, tuple[int, float]] = {}  # message -> node, until when
         self._sent: dict[str, int] = {}  # message -> device
-        self._looks: dict[str, Future[list[Message]]] = {}  # for greetings and for answers
+        self._greetings, self._answers = Looks(grid), Looks(grid)
         self.greetings: dict[int, bytes] = {}  # what a device said of itself
 
     def online(self) -> set[int]:
@@ -75,17 +66,23 @@ class FlowerLink:
     def _greeted(self, nodes: Mapping[int, str]) -> None:
         if not self._asked:
             return
-        for message in self._pulled("greetings", list(self._asked)):
+        for message in self._greetings.messages(list(self._asked)):
             node, _ = self._asked.pop(message.metadata.reply_to_message_id, (None, 0.0))
             if node is None or message.has_error():
                 continue
             self._met.add(node)
             named = nodes.get(node) or ""
-            claimed = int(named) if named.isdigit() else int(message.content["device"]["number"])
+            try:
+                raw = body(message)
+                said = named if named.isdigit() else message.content["device"]["number"]
+                claimed = int(said)
+            except Exception as error:  # a message of another form
+                log.warning("node %d greets with %s; left alone", node, type(error).__name__)
+                continue
             for other in [other for other, number in self._numbers.items() if number == claimed]:
                 del self._numbers[other]  # it was started anew
             self._numbers[node] = claimed
-            self.greetings[claimed] = body(message)
+            self.greetings[claimed] = raw
         now = self._clock()
         for identity in [key for key, (_, until) in self._asked.items() if until < now]:
             del self._asked[identity]
@@ -104,7 +101,7 @@ class FlowerLink:
     def send(self, letters: Mapping[int, bytes], *, round: int, seconds: float) -> None:
         messages = self.messages(letters, round=round, seconds=seconds)
         self._sent = {}
-        self._looks.pop("answers", None)
+        self._answers = Looks(self._grid)
         for device, identity in zip(messages, self._pushed([*messages.values()]), strict=True):
             if identity:
                 self._sent[identity] = device
@@ -117,7 +114,7 @@ class FlowerLink:
         if not self._sent:
             return []
         found = []
-        for message in self._pulled("answers", list(self._sent)):
+        for message in self._answers.messages(list(self._sent)):
             device = self._sent.pop(message.metadata.reply_to_message_id, None)
             if device is None:
                 continue
@@ -128,22 +125,6 @@ class FlowerLink:
                 found.append(Reply(device, body(message)))
             except Exception as error:  # a message of another form
                 found.append(Reply(device, b"", type(error).__name__))
-        return found
-
-    def _pulled(self, kind: str, identities: list[str]) -> list[Message]:
-        """Return what has come, without waiting for long.
-
-        Flower waits minutes for the rest of an answer whose sender has gone; a round does not.
-        """
-        if kind not in self._looks:
-            self._looks[kind] = Future()
-            arguments = (self._looks[kind], self._grid, identities)
-            threading.Thread(target=_pull, args=arguments, daemon=True).start()
-        try:
-            found = self._looks[kind].result(PULL_SECONDS)
-        except TimeoutError:
-            return []
-        del self._looks[kind]
         return found
 
     def _message(self, node: int, raw: bytes, group: str, seconds: float) -> Message:

@@ -66,21 +66,24 @@ def _round(desk: Desk) -> tuple[list[TaskRecord], RoundRecord]:
     opened = desk.clock()
     devices = chosen_devices(desk, number)
     asks = asks_of(desk, number, devices)
-    received = _exchange(desk, number, asks)
+    began = desk.clock()
+    received = _exchange(desk, number, asks, began)
     closed = desk.clock() - opened
     verdict = judged(desk, asks, received)
     counted = [found.update for found in received.values() if found.device in verdict.counted]
     updates = sorted((u for u in counted if u is not None), key=lambda update: update.device)
     state = desk.world.method.merge(desk.world.net, desk.saved.state, updates)
-    seconds = desk.saved.seconds + closed
+    start = desk.saved.seconds
+    seconds = start + closed
     marks = {u.device: {MERGED: torch.tensor(number)} for u in updates}
     desk.saved = Saved(number + 1, seconds, state, desk.saved.memory | marks)
-    waited = closed - verdict.close
+    waited = began - opened
     records = [
         recorded(desk.world, experiment, ask, received.get(device), verdict.ends[device], waited)
         for device, ask in sorted(asks.items())
     ]
     total = summed(number, seconds, records)
+    total = msgspec.structs.replace(total, asked=start + waited)
     desk.retried += not updates
     desk.in_a_row = 0 if updates else desk.in_a_row + 1
     if desk.in_a_row > desk.service.retries:
@@ -94,13 +97,12 @@ def _round(desk: Desk) -> tuple[list[TaskRecord], RoundRecord]:
     return records, total
 
 
-def _exchange(desk: Desk, number: int, asks: dict[int, Ask]) -> dict[int, Received]:
+def _exchange(desk: Desk, number: int, asks: dict[int, Ask], began: float) -> dict[int, Received]:
     """Send all letters and gather answers until all, or enough, are in or the deadline is past."""
     rules, length = desk.experiment.rules, desk.experiment.fleet.round_seconds
     window = length * (1 + rules.grace) + desk.service.allowance
     if rules.late == "wait":
         window = length * FOREVER
-    began = desk.clock()
     desk.link.send({d: ask.letter for d, ask in asks.items()}, round=number, seconds=window)
     found: dict[int, Received] = {}
     while len(found) < len(asks) and desk.clock() - began < window:

@@ -86,6 +86,7 @@ class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
     digest: str | None = None  # of the network, where it was saved
     exchange: Exchange | None = None  # of a split method
     personal: Personal | None = None  # where devices have test images of their own
+    asked: float | None = None  # seconds at which real devices got their orders
 
     @property
     def accuracy(self) -> float | None:
@@ -178,6 +179,8 @@ def _check_round(total: RoundRecord, tasks: list[TaskRecord], number: int, clock
         raise ValueError(f"Expected round {number}, got {total.round}")
     if not total.seconds >= clock:
         raise ValueError(f"{where}: the clock went back from {clock} to {total.seconds}")
+    if total.asked is not None and not clock <= total.asked <= total.seconds:
+        raise ValueError(f"{where}: devices were asked at {total.asked} s, outside of the round")
     devices = [task.device for task in tasks]
     if any(after <= before for before, after in pairwise([-1, *devices])):
         raise ValueError(f"{where}: expected one end a device, in rising order, got {devices}")
