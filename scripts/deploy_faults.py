@@ -5,6 +5,7 @@
     python scripts/deploy_faults.py wire --rounds 10
     python scripts/deploy_faults.py hang --rounds 10
     python scripts/deploy_faults.py flood --rounds 10
+    python scripts/deploy_faults.py all --rounds 6 --seconds 3
 
 `devices`: SIGKILL to the worker, the SuperNode or all processes of a device at random moments; each
 round must end by its deadline and five seconds. Before that it waits for devices that are away, but
@@ -13,7 +14,8 @@ SuperLink; the network must be that of the simulated run, which nobody disturbs.
 behind a proxy that delays, resets, stops half-way or lets a byte a second through; others go on.
 `hang`: in every other round a device's worker or SuperNode is stopped for as long as the round may
 last. `flood`: in every other round eight threads throw megabytes at the server's port as fast as it
-takes them. In all of them every dispatched task must have one end in the ledger.
+takes them. `all`: a little of each, one a round. In all of them every dispatched task must have one
+end in the ledger.
 """
 
 import argparse
@@ -35,6 +37,8 @@ from pliant.engine.store import events
 from pliant.experiment import Experiment, build
 from pliant.value import decode
 
+FAULTS = ("devices", "wire", "hang", "flood", "server")
+MANNERS = ("plain", "delay", "reset", "half", "slow")
 LATE = 5.0  # seconds after its deadline by which a round must have ended
 
 
@@ -70,10 +74,39 @@ def told(folder: Path) -> tuple[float, float]:
     return wait, time
 
 
+def strike(
+    given: argparse.Namespace,
+    federation: Federation,
+    proxy: Proxy,
+    luck: random.Random,
+    number: int,
+) -> Counter[str]:
+    """Do behind a round what its number asks for; return what was hit, which may grow."""
+    if given.fault == "all":
+        kind = FAULTS[number % len(FAULTS)]
+        proxy.manner = "half" if kind == "wire" else "plain"
+        kills, pauses = 1, (0.0, given.seconds)
+    else:
+        kind, kills = given.fault, given.kills if number == 0 else 0
+        proxy.manner = MANNERS[number % len(MANNERS)] if kind == "wire" else "plain"
+        pauses = (8.0, 25.0) if kind == "server" else (2.0, 12.0)
+    if kind == "devices":
+        return kill_devices(federation, kills, luck, pauses)
+    if kind == "server":
+        return kill_server(federation, kills, luck, pauses)
+    if kind == "wire":
+        return Counter([proxy.manner])
+    if given.fault != "all" and number % 2:
+        return Counter()
+    if kind == "hang":
+        return Counter([hang(federation, luck, given.seconds + given.allowance)])
+    return flood(given.port, given.seconds)
+
+
 def main() -> int:
     """Run one kind of fault and say whether the promise holds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("fault", choices=["devices", "server", "wire", "hang", "flood"])
+    parser.add_argument("fault", choices=[*FAULTS, "all"])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -91,32 +124,20 @@ def main() -> int:
     federation = Federation(experiment, folder, service=service, port=given.port, keys=keys)
     luck = random.Random(0)
     proxy = Proxy(given.port)
-    if given.fault == "wire":
+    if given.fault in ("wire", "all"):
         first = federation.devices[0]
         federation.devices[0] = RemoteDevice(
             0, f"127.0.0.1:{proxy.port}", folder / "devices" / "0", first.limits,
             ca=keys / "ca.crt", key=keys / "devices" / "0" / "key",
         )  # fmt: skip
-    hit, heard = Counter[str](), Counter[str]()
-    manners = ["plain", "delay", "reset", "half", "slow"]
+    hits: list[Counter[str]] = []
     with federation:
         for record in federation.watch():
             sys.stdout.write(f"round {record.round}: {record.seconds:.1f} s {record.ends}\n")
             sys.stdout.flush()
-            if given.fault == "devices" and record.round == 0:
-                hit = kill_devices(federation, given.kills, luck)
-            if given.fault == "server" and record.round == 0:
-                hit = kill_server(federation, given.kills, luck)
-            if given.fault == "wire":
-                proxy.manner = manners[record.round % len(manners)]
-                hit[proxy.manner] += 1
-            if given.fault == "hang" and record.round % 2 == 0:
-                hit[hang(federation, luck, given.seconds + given.allowance)] += 1
-            if given.fault == "flood" and record.round % 2 == 0:
-                hit.update(heard)
-                heard = flood(given.port, given.seconds)
+            hits.append(strike(given, federation, proxy, luck, record.round))
     proxy.close()
-    sys.stdout.write(f"faults {dict(hit + heard)}\n")
+    sys.stdout.write(f"faults {dict(sum(hits, Counter()))}\n")
     wait, time = told(folder)
     if given.fault == "server":
         net, data = build(experiment)

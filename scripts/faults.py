@@ -80,13 +80,15 @@ def kill(pid: int | None) -> bool:
     return False
 
 
-def kill_devices(federation: Federation, kills: int, luck: random.Random) -> Counter[str]:
+def kill_devices(
+    federation: Federation, kills: int, luck: random.Random, pauses: tuple[float, float]
+) -> Counter[str]:
     """Kill parts of devices at random moments from another thread; return what was hit."""
     hit: Counter[str] = Counter()
 
     def go_on() -> None:
         for _ in range(kills):
-            time.sleep(luck.uniform(2.0, 12.0))
+            time.sleep(luck.uniform(*pauses))
             device = luck.choice(federation.devices)
             victims = device.pids
             name = luck.choice(["worker", "worker", "supernode", "all"])
@@ -98,13 +100,15 @@ def kill_devices(federation: Federation, kills: int, luck: random.Random) -> Cou
     return hit
 
 
-def kill_server(federation: Federation, kills: int, luck: random.Random) -> Counter[str]:
+def kill_server(
+    federation: Federation, kills: int, luck: random.Random, pauses: tuple[float, float]
+) -> Counter[str]:
     """Kill the run's process or SuperLink at random moments from another thread."""
     hit: Counter[str] = Counter()
 
     def go_on() -> None:
         for number in range(kills):
-            time.sleep(luck.uniform(8.0, 25.0))
+            time.sleep(luck.uniform(*pauses))
             name = "superlink" if number % 4 == 3 else "run"
             pids = federation.server.pids
             if kill(pids.get(name)):
