@@ -18,9 +18,9 @@ from pliant.deploy.curve import Curve
 from pliant.deploy.host import Limits, allowed_share, expected_slowdown, hints, refusal
 from pliant.deploy.keepsake import Keepsakes
 from pliant.deploy.letters import CHANGE, EXTRA, PARAMS, Answer, Order, packed, read_order
+from pliant.deploy.owed import shortened
 from pliant.deploy.pace import LivePace, Work, work_of
 from pliant.deploy.rehearsal import FleetPace
-from pliant.deploy.squeeze import squeezed
 from pliant.engine.job import World, example_of
 from pliant.experiment import Experiment, build
 from pliant.methods.base import Place, Step, Task, Update
@@ -107,7 +107,7 @@ class Device:
         share = world.data.devices[order.device % len(world.data)]
         work = work_of(len(share), world.method.local, resident.full)
         keepsakes = Keepsakes(self._folder / resident.key)
-        memory, residual = keepsakes.recall(order.merged)
+        memory, owed = keepsakes.recall(order.merged)
         row = 0 if order.row is None else order.row
         task = Task(
             place,
@@ -129,8 +129,8 @@ class Device:
         if not update.steps or late:
             update, sent = _nothing(update), {}
         else:
-            change, left = squeezed(update.change, order.squeeze, residual)
-            keepsakes.keep(order.round, update.memory, left)
+            change, owed = shortened(world.net, update, order.squeeze, owed)
+            keepsakes.keep(order.round, update.memory, owed)
             sent = {CHANGE: change, EXTRA: update.extra}
             if not _same(update.trained, subnets.drawn(world, place, pace.rows)):
                 sent[subnets.TRAINED] = subnets.to_tensors(update.trained)

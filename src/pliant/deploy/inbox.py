@@ -94,7 +94,9 @@ def accept(world: World, reply: Reply, ask: Ask, policy: Policy, arrival: float)
 def _update(world: World, ask: Ask, answer: Answer, tensors: dict[str, Params]) -> Update:
     sent = tensors.get(CHANGE, {})
     like = {
-        name: (torch.Size(spec.shape), spec.dtype) for name, spec in ask.manifest.change.items()
+        name: (torch.Size(spec.shape), spec.dtype)
+        for name, spec in ask.manifest.change.items()
+        if name in world.net.trained  # statistics travel as they are
     }
     chosen = tensors.get(subnets.TRAINED)
     trained = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from pliant import atomic, checkpoint
 from pliant.params import Params
 
-MEMORY, RESIDUAL = "memory", "residual"
+MEMORY, OWED = "memory", "owed"
 
 
 class Keepsakes:
@@ -19,7 +19,7 @@ class Keepsakes:
         self._folder = folder
 
     def recall(self, merged: int | None) -> tuple[Params, Params]:
-        """Return memory and residual as of a round that counted, and forget all others."""
+        """Return memory and what is owed as of a round that counted, and forget all others."""
         wanted = None if merged is None else self._path(merged)
         for path in self._folder.glob("round-*.ckpt"):
             if path != wanted:
@@ -30,12 +30,12 @@ class Keepsakes:
             tensors, _ = checkpoint.load(wanted)
         except checkpoint.CorruptCheckpoint:  # begin anew rather than never again
             return {}, {}
-        return _group(tensors, MEMORY), _group(tensors, RESIDUAL)
+        return _group(tensors, MEMORY), _group(tensors, OWED)
 
-    def keep(self, round: int, memory: Params, residual: Params) -> None:
+    def keep(self, round: int, memory: Params, owed: Params) -> None:
         """Write what a round has left; nothing is written where there is nothing to keep."""
         tensors = {f"{MEMORY}/{name}": tensor for name, tensor in memory.items()}
-        tensors |= {f"{RESIDUAL}/{name}": tensor for name, tensor in residual.items()}
+        tensors |= {f"{OWED}/{name}": tensor for name, tensor in owed.items()}
         if tensors:
             atomic.write_bytes(self._path(round), checkpoint.to_bytes(tensors, {"round": round}))
 
