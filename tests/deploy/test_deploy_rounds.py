@@ -5,6 +5,7 @@ from pliant.deploy.letters import Answer, Order, packed, read_answer
 from pliant.deploy.post import Reply
 from pliant.deploy.rounds import NotEnough
 from pliant.engine.ledger import TaskRecord, check
+from pliant.engine.store import events
 from pliant.value import encode
 
 
@@ -134,6 +135,28 @@ def test_a_run_to_which_nothing_ever_comes_ends(tmp_path):
         served(
             experiment, Near(devices_of(experiment, tmp_path), gone), tmp_path / "run", retries=2
         )
+    assert check(events(tmp_path / "run")) == 3  # the last of them too has its ends
+
+
+def test_rounds_in_a_row_are_counted_across_restarts(tmp_path):
+    experiment = described(rounds=1)
+    asked = []
+
+    class Killed(BaseException):
+        pass
+
+    def gone(device, round, raw):
+        asked.append((device, round))
+        if round == 2 and len(asked) == 7:
+            raise Killed
+        return Reply(device, None, "gone")
+
+    devices = devices_of(experiment, tmp_path)
+    with pytest.raises(Killed):
+        served(experiment, Near(devices, gone), tmp_path / "run", retries=3)
+    with pytest.raises(NotEnough, match="nothing came back in 4 rounds"):
+        served(experiment, Near(devices, gone), tmp_path / "run", retries=3)
+    assert served(experiment, Near(devices), tmp_path / "run", retries=3)[-1].merged == 3
 
 
 def test_a_run_without_devices_says_so(tmp_path):

@@ -5,6 +5,8 @@ from pathlib import Path
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.store import CHECKPOINTS, events
 
+FAILURE = "failure.txt"  # in which a run says in one line why it has given up
+
 
 class Follower:
     """The rounds of a run so far."""

@@ -9,9 +9,7 @@ from pliant.nn.elastic import Elastic
 from pliant.params import Params, params_of
 
 
-def shortened(
-    net: Elastic, update: Update, how: AnySqueeze, owed: Params
-) -> tuple[Params, Params]:
+def shortened(net: Elastic, update: Update, how: AnySqueeze, owed: Params) -> tuple[Params, Params]:
     """Return what is sent of an update's change, and what is owed from now on, at full size.
 
     What was owed is added where this round has trained, and stays owed elsewhere: other rounds

@@ -6,6 +6,7 @@ round ends by its deadline, whatever devices do.
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -49,14 +50,17 @@ def serve(
     try:
         saved = store.resume() or Saved(0, 0.0, State(params_of(world.net.net)), {})
         desk = Desk(experiment, world, link, service, saved, clock, sleep)
-        desk.retried = sum(
-            record.merged == 0 for record in events(folder) if isinstance(record, RoundRecord)
-        )
+        voids = [r.merged == 0 for r in events(folder) if isinstance(r, RoundRecord)]
+        desk.retried = sum(voids)
+        in_a_row = len(list(takewhile(bool, reversed(voids))))
+        desk.in_a_row = in_a_row % (service.retries + 1)  # a run that has given up begins anew
         while desk.saved.round < experiment.rounds + desk.retried:
             records, total = _round(desk)
             store.append([*records, total])
             store.save(desk.saved)  # each round: what was merged is never lost
             yield total
+            if desk.in_a_row > service.retries:
+                raise NotEnough(f"nothing came back in {desk.in_a_row} rounds in a row")
     finally:
         store.close()
 
@@ -86,8 +90,6 @@ def _round(desk: Desk) -> tuple[list[TaskRecord], RoundRecord]:
     total = msgspec.structs.replace(total, asked=start + waited)
     desk.retried += not updates
     desk.in_a_row = 0 if updates else desk.in_a_row + 1
-    if desk.in_a_row > desk.service.retries:
-        raise NotEnough(f"nothing came back in {desk.in_a_row} rounds in a row")
     is_last = number + 1 == experiment.rounds + desk.retried
     if is_last or (number + 1) % experiment.evaluation.every == 0:
         score, narrow = scores(desk.world, state, experiment.evaluation)

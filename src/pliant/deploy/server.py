@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from pliant import atomic
-from pliant.deploy.follow import Follower
+from pliant.deploy.follow import FAILURE, Follower
 from pliant.deploy.keys import need_private
 from pliant.deploy.processes import (
     Child,
@@ -38,6 +38,7 @@ log = logging.getLogger("pliant")
 
 NAME = "pliant"  # of the connection in Flower's configuration
 REGISTRARS = 4  # Flower takes one key a call, and a call is a process
+DEATHS = 10  # of the run's process in the same round, before it is given up
 START = 180.0  # seconds in which a process must be there
 APP = """\
 [project]
@@ -82,6 +83,7 @@ class Server:
         self._env = environment(self._home)
         self._children: dict[str, Child] = {}
         self._run: str | None = None
+        self._deaths: list[int] = []  # of the run's process: rounds that were over
         self._follower = Follower(self.folder)
 
     @property
@@ -186,11 +188,13 @@ class Server:
         while time.monotonic() < end:
             child = self._children[name]
             if not child.is_alive:
-                raise RuntimeError(f"{name} did not start: {child.last_words()}")
+                raise ChildProcessError(f"{name} did not start: {child.last_words()}")
             with suppress(OSError), socket.create_connection(self.address.split(":"), 1.0):  # type: ignore[arg-type] # a port may be text
                 return
             time.sleep(0.1)
-        raise RuntimeError(f"{name} was not there after {START:g} s; see {self._home / 'logs'}")
+        raise ChildProcessError(
+            f"{name} was not there after {START:g} s; see {self._home / 'logs'}"
+        )
 
     def _register(self) -> None:
         """Let Flower know every device's public key, by the device's number."""
@@ -203,16 +207,17 @@ class Server:
         public = str(folder / "key.pub")
         done = self._flwr("supernode", "register", public, NAME, "--name", folder.name)
         if done.returncode and not re.search("already|in use", done.stdout + done.stderr):
-            raise RuntimeError(f"device {folder.name} was not registered: {_said(done)}")
+            raise ChildProcessError(f"device {folder.name} was not registered: {_said(done)}")
 
     def _hand_in(self) -> None:
-        (self.folder / "server.pid").unlink(missing_ok=True)
+        for name in ("server.pid", FAILURE):
+            (self.folder / name).unlink(missing_ok=True)
         config = f"folder={json.dumps(str(self.folder))}"
         app = str(self._home / "app")
         done = self._flwr("run", app, NAME, "--run-config", config, "--format", "json")
         found = re.search(r'"run-id": "?(\d+)', done.stdout)
         if done.returncode or found is None:
-            raise RuntimeError(f"the run was not taken: {_said(done)}")
+            raise ChildProcessError(f"the run was not taken: {_said(done)}")
         self._run = found.group(1)
         self._handed_in = time.monotonic()
 
@@ -240,6 +245,14 @@ class Server:
         if is_gone or is_overdue:
             if self._follower.is_done():
                 return
+            with suppress(FileNotFoundError):
+                raise ChildProcessError((self.folder / FAILURE).read_text())
+            self._deaths.append(len(self._follower.rounds()))
+            if self._deaths[-DEATHS:] == [self._deaths[-1]] * DEATHS:
+                where = self._home / "logs" / "superexec.log"
+                raise ChildProcessError(
+                    f"the run has died {DEATHS} times in one round; see {where}"
+                )
             log.warning("the run's process has died; handing the run in again")
             if self._run is not None:
                 self._flwr("stop", self._run, NAME)
