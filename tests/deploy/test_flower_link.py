@@ -106,3 +106,40 @@ def test_a_greeting_of_another_form_does_not_end_the_run(module, monkeypatch):
     link = module.FlowerLink(Stuck(), b"")
     assert link.online() == {0, 1}  # by their keys
     assert link.greetings == {}
+
+
+def test_a_message_that_flower_cannot_read_costs_its_sender_only(module, monkeypatch):
+    claimed, asked = set(), []
+
+    def pull(self, names):
+        asked.append(list(names))
+        fresh = [name for name in names if name not in claimed]
+        claimed.update(names)  # Flower hands a message out once
+        if "message 0" in fresh:
+            raise ValueError("it cannot be inflated")
+        gone = [answered(name, "unavailable") for name in names if name not in fresh]
+        return gone + [answered(name) for name in fresh]
+
+    monkeypatch.setattr(Stuck, "pull_messages", pull)
+    link = module.FlowerLink(Stuck(), b"")
+    for round in range(2):
+        link.send({7: b"order", 8: b"order"}, round=round, seconds=1.0)
+        found = {reply.device: reply for reply in link.replies()}
+        if round == 0:  # its neighbour's answer was fetched with it
+            assert {reply.raw for reply in found.values()} == {None}
+        else:  # from now on each is asked for alone
+            assert found == {7: module.Reply(7, b"", "KeyError"), 8: module.Reply(8, b"message 1")}
+        claimed.clear()
+    assert asked[0] == ["message 0", "message 1"]
+    assert all(len(names) == 1 for names in asked[1:])
+
+
+def test_a_broken_connection_is_not_taken_for_a_message(module, monkeypatch):
+    def pull(self, names):
+        raise ConnectionResetError
+
+    monkeypatch.setattr(Stuck, "pull_messages", pull)
+    link = module.FlowerLink(Stuck(), b"")
+    link.send({7: b"order"}, round=0, seconds=1.0)
+    with pytest.raises(ConnectionResetError):
+        link.replies()

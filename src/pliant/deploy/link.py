@@ -101,7 +101,7 @@ class FlowerLink:
     def send(self, letters: Mapping[int, bytes], *, round: int, seconds: float) -> None:
         messages = self.messages(letters, round=round, seconds=seconds)
         self._sent = {}
-        self._answers = Looks(self._grid)
+        self._answers.forget()
         for device, identity in zip(messages, self._pushed([*messages.values()]), strict=True):
             if identity:
                 self._sent[identity] = device
