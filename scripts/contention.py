@@ -32,7 +32,7 @@ from pliant.deploy.post import Reply
 from pliant.deploy.processes import Child, environment
 from pliant.deploy.rounds import serve
 from pliant.deploy.service import Service
-from pliant.deploy.worker import Setup
+from pliant.deploy.worker import CAME, Setup
 from pliant.engine.job import World, example_of
 from pliant.engine.ledger import TaskRecord, check
 from pliant.engine.store import events
@@ -93,7 +93,7 @@ class Sockets:
 
     def ask(self, device: int, letter: bytes) -> bytes:
         with connected(self._sockets[device]) as link:
-            link.send_bytes(letter)
+            link.send_bytes(CAME.pack(time.monotonic()) + letter)
             return link.recv_bytes()
 
     def _asked(self, device: int, letter: bytes) -> None:

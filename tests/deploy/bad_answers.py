@@ -130,8 +130,8 @@ BAD = {
 class BadDevice(Device):
     """A device that trains as it should and then says something else."""
 
-    def answer(self, raw):
-        honest = super().answer(raw)
+    def answer(self, raw, queued=0.0):
+        honest = super().answer(raw, queued)
         head, _ = read_answer(honest)
         kinds = list(BAD.values())
         return honest if head.kind == "hello" else kinds[head.round % len(kinds)](honest)

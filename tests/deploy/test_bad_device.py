@@ -16,7 +16,7 @@ from pliant.deploy.federation import Federation
 from pliant.deploy.host import Limits
 from pliant.deploy.keys import make_keys
 from pliant.deploy.remote import RemoteDevice
-from pliant.deploy.worker import Setup
+from pliant.deploy.worker import CAME, Setup
 from pliant.engine.ledger import RoundRecord, TaskRecord, check
 from pliant.engine.simulate import simulate
 from pliant.engine.store import events
@@ -74,7 +74,7 @@ def test_a_process_that_sends_every_kind_of_bad_answer_changes_nothing(tmp_path)
                 while not Path(path).exists() and time.monotonic() < end:
                     time.sleep(0.05)
                 with Client(path, family="AF_UNIX") as link:
-                    link.send_bytes(letter)
+                    link.send_bytes(CAME.pack(time.monotonic()) + letter)
                     return link.recv_bytes()
 
             devices = devices_of(experiment, tmp_path) | {1: asked}

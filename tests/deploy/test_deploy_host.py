@@ -1,3 +1,6 @@
+from types import SimpleNamespace
+
+import psutil
 import pytest
 
 from pliant.deploy.host import (
@@ -77,4 +80,13 @@ def test_a_hot_machine_uses_half_of_what_its_user_allows(hot, share):
     [(2.0, None, 1.0), (2.0, 0.5, 1.0), (1.0, 3.0, 3.0), (0.25, 0.0, 4.0), (0.5, 2.0, 4.0)],
 )
 def test_quota_and_load_tell_what_to_expect_before_anything_was_measured(cores, load, slowdown):
-    assert expected_slowdown(Hints(cores, load, None, None, False)) == slowdown
+    found = Hints(cores, load, None, None, False)
+    assert expected_slowdown(Limits(), found) == slowdown
+    assert expected_slowdown(Limits(cpu_share=0.5), found) == 2 * slowdown
+
+
+def test_a_machine_that_cannot_tell_whether_it_charges_is_not_taken_for_one_on_battery(monkeypatch):
+    battery = SimpleNamespace(percent=50.0, power_plugged=None)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
+    assert hints().is_charging is None
+    assert refusal(Limits(only_when_charging=True), hints()) is None

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 from near import Near, described, devices_of, served, simulated
 
@@ -191,6 +192,24 @@ def test_surplus_updates_are_told_from_those_that_count(tmp_path):
     records = served(experiment, Near(devices_of(experiment, tmp_path)), tmp_path / "run")
     assert check(records) == 1
     assert records[-1].ends == {"finished": 2, "surplus": 1}
+
+
+def test_an_unfinished_update_does_not_close_a_round_early(tmp_path):
+    rules = {"late": "discard", "early": True, "over": 0.5, "quorum": 1.0}
+    experiment = described(rounds=1, per_round=2, rules=rules)
+
+    def shortened(device, round, raw):
+        answer, tensors = read_answer(raw)
+        rows = answer.rows[:-1] if device == 0 else answer.rows
+        times, samples = (0.0,) * (len(rows) + 1), 16 * len(rows) if device == 0 else answer.samples
+        told = {"rows": rows, "times": times, "seconds": 0.0, "samples": samples}
+        return packed(msgspec.structs.replace(answer, **told), tensors)
+
+    link = Near(devices_of(experiment, tmp_path), shortened)
+    records = served(experiment, link, tmp_path / "run")
+    assert check(records) == 1
+    assert [task.end for task in tasks(records)][1:] == ["finished", "finished"]
+    assert records[-1].merged == 2
 
 
 def test_what_a_device_says_of_its_failure_is_in_the_ledger(tmp_path):

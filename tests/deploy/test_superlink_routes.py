@@ -22,3 +22,13 @@ def test_other_machines_reach_the_fleet_routes_only(path, client, allowed):
 
 def test_whoever_has_no_address_is_kept_out():
     assert not is_allowed({"path": "/v1/control/start-run", "client": None})
+
+
+@pytest.mark.parametrize(("server", "allowed"), [("10.0.0.7", True), ("10.0.0.8", False)])
+def test_this_machine_may_call_itself_by_an_address_of_its_own(server, allowed):
+    scope = {
+        "path": "/v1/control/start-run",
+        "client": ("10.0.0.7", 1234),
+        "server": (server, 9092),
+    }
+    assert is_allowed(scope) == allowed

@@ -3,6 +3,7 @@
 Flower starts a process for each message, so this file imports neither torch nor the rest of pliant.
 """
 
+import struct
 import time
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -11,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 BODY = "body"
+CAME = struct.Struct("<d")  # before a letter: when it came
 PATIENCE = 30.0  # seconds in which a worker that has died is there again
 
 app = ClientApp()
@@ -28,16 +30,16 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _asked(socket: str, letter: bytes) -> bytes:
-    end = time.monotonic() + PATIENCE
+    began = time.monotonic()
     while True:
         try:
             link = Client(socket, family="AF_UNIX")
             break
         except OSError:
-            if time.monotonic() > end:
+            if time.monotonic() > began + PATIENCE:
                 raise
             Path(f"{socket}.wanted").touch()  # the worker may have left because it was idle
             time.sleep(0.2)
     with link:
-        link.send_bytes(letter)
+        link.send_bytes(CAME.pack(began) + letter)  # this clock is the whole machine's
         return link.recv_bytes()

@@ -17,7 +17,7 @@ from pliant.deploy.calibrate import calibrated, example_batch, keep, points_of
 from pliant.deploy.curve import Curve
 from pliant.deploy.host import Limits, allowed_share, expected_slowdown, hints, refusal
 from pliant.deploy.keepsake import Keepsakes
-from pliant.deploy.letters import CHANGE, EXTRA, PARAMS, Answer, Order, packed, read_order
+from pliant.deploy.letters import CHANGE, EXTRA, PARAMS, Answer, Order, Pace, packed, read_order
 from pliant.deploy.owed import shortened
 from pliant.deploy.pace import LivePace, Work, work_of
 from pliant.deploy.rehearsal import FleetPace
@@ -36,6 +36,7 @@ class Resident:
     """What stays in memory between rounds."""
 
     key: str
+    pace: Pace
     experiment: Experiment
     world: World
     full: float  # MACs of a training step at full width, per sample
@@ -63,31 +64,35 @@ class Device:
         self._hand_over = HAND_OVER
         self._resident: Resident | None = None
 
-    def answer(self, raw: bytes) -> bytes:
-        """Do what an order says; its time begins when all that it needs is there."""
+    def answer(self, raw: bytes, queued: float = 0.0) -> bytes:
+        """Do what an order says; its time begins when all that it needs is there.
+
+        `queued` is how long it has waited for the end of an older order: that time is gone.
+        """
         order, tensors = read_order(raw)
         order = msgspec.structs.replace(order, device=self._number)
         try:
             reason = refusal(self._limits, hints())
             if reason is not None:
                 return packed(Answer("declined", order.device, order.round, reason))
-            resident = self._built(order.experiment)
+            resident = self._built(order.experiment, order.pace)
             curve = self._curve(resident, order.device)
             if order.kind == "hello":
-                return packed(Answer("hello", order.device, curve=points_of(curve)))
-            return self._trained(resident, order, tensors, self._clock())
+                now = curve.slowed(resident.slowdown or expected_slowdown(self._limits, hints()))
+                return packed(Answer("hello", order.device, curve=points_of(now)))
+            return self._trained(resident, order, tensors, self._clock() - queued)
         except Exception as error:  # the server goes on without this device
             reason = f"{type(error).__name__}: {error}"
             return packed(Answer("failed", order.device, order.round, reason))
 
-    def _built(self, described: Any) -> Resident:
+    def _built(self, described: Any, pace: Pace) -> Resident:
         key = sha256(msgspec.json.encode(described)).hexdigest()[:16]
-        if self._resident is None or self._resident.key != key:
-            experiment = decode(local(described, self._limits), Experiment)
+        if self._resident is None or (self._resident.key, self._resident.pace) != (key, pace):
+            experiment = decode(local(described, self._limits, pace), Experiment)
             net, data = build(experiment)
             world = World(elastic(net, example_of(data)), data, experiment.federated)
             full = world.net.macs(world.net.full, training=True)
-            self._resident = Resident(key, experiment, world, full)
+            self._resident = Resident(key, pace, experiment, world, full)
         return self._resident
 
     def _curve(self, resident: Resident, device: int) -> Curve:
@@ -169,7 +174,7 @@ class Device:
             seconds=order.seconds - self._hand_over,
             clock=clock,
             held=None if order.row is None else (order.row, order.macs),
-            slowdown=resident.slowdown or expected_slowdown(found),
+            slowdown=resident.slowdown or expected_slowdown(self._limits, found),
             is_partial=resident.experiment.rules.late == "partial",
             share=allowed_share(self._limits, found),
             sleep=self._sleep,
@@ -193,8 +198,8 @@ def steps(world: World, place: Place, pace: "LivePace | FleetPace") -> Iterator[
         number += 1
 
 
-def local(described: Any, limits: Limits) -> Any:
-    """Point an experiment at this device's own folders; refuse code that its user did not allow."""
+def local(described: Any, limits: Limits, pace: Pace = "measured") -> Any:
+    """Point an experiment at this device's own folders; refuse what its user did not allow."""
     data, network = dict(described["data"]), dict(described["network"])
     data["root"] = limits.data
     for part in (data, network):
@@ -203,7 +208,23 @@ def local(described: Any, limits: Limits) -> Any:
             if limits.code is None:
                 raise ValueError(f"expected --code FOLDER on the device for {part['name']!r}")
             part["name"] = f"{Path(limits.code) / Path(place).name}:{function}"
-    return described | {"data": data, "network": network}
+    fleet = _recorded(described["fleet"], limits, pace)
+    return described | {"data": data, "network": network, "fleet": fleet}
+
+
+def _recorded(part: Any, limits: Limits, pace: Pace) -> Any:
+    """Take recordings from the user's folder for a rehearsal; a device that measures needs none."""
+    if isinstance(part, list | tuple):
+        return [_recorded(each, limits, pace) for each in part]
+    if not isinstance(part, dict):
+        return part
+    if "path" not in part:
+        return {name: _recorded(each, limits, pace) for name, each in part.items()}
+    if pace == "measured":
+        return {"type": "constant", "low": 1.0}
+    if limits.data is None:
+        raise ValueError(f"expected --data FOLDER on the device for {part['path']!r}")
+    return part | {"path": str(Path(limits.data) / Path(part["path"]).name)}
 
 
 def _nothing(update: Update) -> Update:

@@ -45,7 +45,7 @@ def hints(cgroup: Path = CGROUP, thermal: Path = THERMAL) -> Hints:
         cores if quota is None else min(cores, quota),
         os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None,
         None if battery is None else battery.percent / 100,
-        None if battery is None else bool(battery.power_plugged),
+        None if battery is None else battery.power_plugged,
         is_hot(thermal),
     )
 
@@ -101,11 +101,12 @@ def allowed_share(limits: Limits, found: Hints) -> float:
     return limits.cpu_share * (0.5 if found.is_hot else 1.0)
 
 
-def expected_slowdown(found: Hints) -> float:
+def expected_slowdown(limits: Limits, found: Hints) -> float:
     """Return how much longer than calibrated mini-batches may take, before any was measured.
 
-    >>> from pliant.deploy.host import Hints, expected_slowdown
-    >>> expected_slowdown(Hints(cores=0.5, load=0.2, battery=None, is_charging=None, is_hot=False))
-    2.0
+    >>> from pliant.deploy.host import Hints, Limits, expected_slowdown
+    >>> found = Hints(cores=0.5, load=0.2, battery=None, is_charging=None, is_hot=False)
+    >>> expected_slowdown(Limits(), found), expected_slowdown(Limits(cpu_share=0.25), found)
+    (2.0, 8.0)
     """
-    return max(1.0, found.load or 0.0) / min(1.0, found.cores)
+    return max(1.0, found.load or 0.0) / min(1.0, found.cores) / allowed_share(limits, found)

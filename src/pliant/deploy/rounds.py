@@ -29,6 +29,7 @@ from pliant.deploy.service import Service
 from pliant.deploy.tally import recorded
 from pliant.engine.job import World
 from pliant.engine.ledger import RoundRecord, TaskRecord, summed
+from pliant.engine.rules import Rules
 from pliant.engine.store import Saved, Store, events
 from pliant.experiment import Experiment
 from pliant.methods.base import State
@@ -114,9 +115,16 @@ def _exchange(desk: Desk, number: int, asks: dict[int, Ask], began: float) -> di
             found[reply.device] = got
             if got.curve is not None:
                 desk.curves[reply.device] = got.curve
-        valid = sum(got.update is not None for got in found.values())
+        valid = sum(_counts(asks[device], got, rules) for device, got in found.items())
         if rules.closes_early and valid >= desk.experiment.per_round:
             break
         if len(found) < len(asks):
             desk.sleep(POLL)
     return found
+
+
+def _counts(ask: Ask, got: Received, rules: Rules) -> bool:
+    """Tell whether an answer may be merged: an unfinished one only where parts of work count."""
+    if got.update is None:
+        return False
+    return rules.late == "partial" or got.update.steps == len(ask.work.sizes)

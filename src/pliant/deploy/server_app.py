@@ -68,5 +68,6 @@ def _rounds(grid: Grid, folder: Path) -> "Iterator[RoundRecord]":
     service = msgspec.json.decode((folder / SERVICE).read_bytes(), type=Service)
     net, data = build(experiment)
     world = World(elastic(net, example_of(data)), data, experiment.federated)
-    link = FlowerLink(grid, packed(Order("hello", encode(experiment), -1)))
+    hello = packed(Order("hello", encode(experiment), -1, pace=service.pace))
+    link = FlowerLink(grid, hello)
     return serve(experiment, world, link, folder, service)

@@ -5,7 +5,9 @@ leaves the device connected, and so that its memory is given back when it has be
 """
 
 import os
+import struct
 import sys
+import time
 from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,8 @@ from pliant.deploy.host import Limits
 
 if TYPE_CHECKING:
     from pliant.deploy.device import Device
+
+CAME = struct.Struct("<d")  # before a letter: when it came, by this machine's monotonic clock
 
 
 class Setup(Struct, frozen=True):
@@ -42,6 +46,7 @@ def work(setup: Setup, kind: "type[Device] | None" = None) -> None:
     with Listener(setup.socket, family="AF_UNIX") as listener:
         path.chmod(0o600)
         _end_when_idle(listener, setup.idle_seconds)
+        free = 0.0  # since when there was nothing to do
         while True:
             try:
                 link = listener.accept()
@@ -49,10 +54,13 @@ def work(setup: Setup, kind: "type[Device] | None" = None) -> None:
                 return
             with link:
                 try:
-                    letter = link.recv_bytes()
-                    link.send_bytes(device.answer(letter))
+                    raw = link.recv_bytes()
+                    (came,) = CAME.unpack_from(raw)
+                    answer = device.answer(raw[CAME.size :], queued=max(0.0, free - came))
+                    free = time.monotonic()
+                    link.send_bytes(answer)
                     memory.give_back()
-                except (EOFError, OSError):  # who asked has gone
+                except (EOFError, OSError, struct.error):  # who asked has gone
                     continue
 
 

@@ -13,9 +13,9 @@ class Lock:
     The file stays: it says nothing, and who removed it could take it from under another's lock.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = NAME) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = open(folder / NAME, "ab")  # noqa: SIM115 - closed by close()
+        self._file = open(folder / name, "ab")  # noqa: SIM115 - closed by close()
         try:
             _take(self._file)
         except OSError:
