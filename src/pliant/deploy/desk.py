@@ -140,7 +140,7 @@ def asks_of(desk: Desk, number: int, devices: list[int]) -> dict[int, Ask]:
         )
         task = sent(method, net, shared, job)
         letter = packed(order, {PARAMS: task.params, EXTRA: task.extra})
-        asks[device] = Ask(place, work, manifest, letter, desk.service.squeeze, row)
+        asks[device] = Ask(place, work, manifest, letter, desk.service.squeeze, row, task.extra)
     return asks
 
 

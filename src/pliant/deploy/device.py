@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from pliant.data import batches
-from pliant.deploy import subnets
 from pliant.deploy.calibrate import calibrated, example_batch, keep, points_of
 from pliant.deploy.curve import Curve
 from pliant.deploy.host import Limits, allowed_share, expected_slowdown, hints, refusal
@@ -137,8 +136,6 @@ class Device:
             change, owed = shortened(world.net, update, order.squeeze, owed)
             keepsakes.keep(order.round, update.memory, owed)
             sent = {CHANGE: change, EXTRA: update.extra}
-            if not _same(update.trained, subnets.drawn(world, place, pace.rows)):
-                sent[subnets.TRAINED] = subnets.to_tensors(update.trained)
         began = self._clock()
         answer = Answer(
             "update" if update.steps else "late",
@@ -229,15 +226,6 @@ def _recorded(part: Any, limits: Limits, pace: Pace) -> Any:
 
 def _nothing(update: Update) -> Update:
     return Update(update.device, {}, 0, 0, 0.0, 0.0)
-
-
-def _same(left: Any, right: Any) -> bool:
-    return len(left) == len(right) and all(
-        mine[1] == theirs[1]
-        and mine[0].scales == theirs[0].scales
-        and all(map(np.array_equal, mine[0].masks, theirs[0].masks))
-        for mine, theirs in zip(left, right, strict=True)
-    )
 
 
 def single_threaded() -> None:

@@ -6,12 +6,12 @@ from math import prod
 
 import torch
 
-from pliant.deploy import subnets
 from pliant.deploy.curve import Curve, curve_from
 from pliant.deploy.letters import CHANGE, EXTRA, Answer, BadLetter, read_answer
 from pliant.deploy.pace import Work
 from pliant.deploy.post import Reply
 from pliant.deploy.squeeze import AnySqueeze, restored
+from pliant.deploy.subnets import drawn
 from pliant.devices import PerBatch
 from pliant.engine.job import World
 from pliant.methods.base import Place, Update
@@ -33,6 +33,7 @@ class Ask:
     letter: bytes
     squeeze: AnySqueeze
     row: int | None  # that the server has chosen
+    extra: Params  # that was sent beside the network
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,7 @@ def accept(world: World, reply: Reply, ask: Ask, policy: Policy, arrival: float)
     device = ask.place.device
 
     def refused(why: str) -> Received:
-        end = f"rejected: device {device}: expected {why}"
+        end = f"rejected: device {device}: expected {why[:REASON]}"
         return Received(device, arrival, len(reply.raw or b""), None, end)
 
     if reply.raw is None:
@@ -92,18 +93,16 @@ def accept(world: World, reply: Reply, ask: Ask, policy: Policy, arrival: float)
 
 
 def _update(world: World, ask: Ask, answer: Answer, tensors: dict[str, Params]) -> Update:
+    odd = sorted(tensors.keys() - {CHANGE, EXTRA})
+    if odd:
+        raise ValueError(f"there should be none of {odd[0]!r}")
     sent = tensors.get(CHANGE, {})
     like = {
         name: (torch.Size(spec.shape), spec.dtype)
         for name, spec in ask.manifest.change.items()
         if name in world.net.trained  # statistics travel as they are
     }
-    chosen = tensors.get(subnets.TRAINED)
-    trained = (
-        subnets.drawn(world, ask.place, answer.rows)
-        if chosen is None
-        else subnets.from_tensors(world.net, chosen)
-    )
+    trained = drawn(world, ask.place, answer.rows, ask.extra)
     return Update(
         answer.device,
         restored(sent, ask.squeeze, like),

@@ -173,6 +173,14 @@ class Costing(Protocol):
 
 
 @runtime_checkable
+class Choosing(Protocol):
+    """A method whose devices find out themselves which filters they train."""
+
+    def chosen(self, net: Elastic, subnet: Subnet, extra: Params, place: Place) -> Subnet:
+        """Return the filters in the place of as many others, by what a device was sent."""
+
+
+@runtime_checkable
 class Narrow(Protocol):
     """A method that may leave some filters untrained for ever."""
 

@@ -56,7 +56,7 @@ class Elfish(Value, frozen=True, tag="elfish"):
         def own(step: Step) -> Step:
             counts = step.subnet.counts
             if counts not in chosen:
-                chosen[counts] = self._chosen(net, counts, task)
+                chosen[counts] = self.chosen(net, step.subnet, task.extra, task.place)
             return replace(step, subnet=chosen[counts])
 
         return local_training(net, task, map(own, steps), self.local.optimiser)
@@ -67,15 +67,15 @@ class Elfish(Value, frozen=True, tag="elfish"):
         change = mean_change(net, state.params, updates, _trained_share)
         return State(move(state.params, change), {SENT: _contributions(net, change)})
 
-    def _chosen(self, net: Elastic, counts: tuple[int, ...], task: Task) -> Subnet:
+    def chosen(self, net: Elastic, subnet: Subnet, extra: Params, place: Place) -> Subnet:
         """Choose the filters that moved most, then others, beginning where the last turn ended."""
         order, rates = [], []
-        for site, (size, count) in enumerate(zip(net.sizes, counts, strict=True)):
-            moved = task.extra.get(str(site), torch.zeros(size))
-            best = int(self.top * count) if task.extra else 0
+        for site, (size, count) in enumerate(zip(net.sizes, subnet.counts, strict=True)):
+            moved = extra.get(str(site), torch.zeros(size))
+            best = int(self.top * count) if extra else 0
             ranking = np.argsort(-moved.numpy(), kind="stable")
             others = np.sort(ranking[best:])
-            begin = (task.place.round * (count - best) + task.place.device) % max(1, len(others))
+            begin = (place.round * (count - best) + place.device) % max(1, len(others))
             order.append(np.concatenate([ranking[:best], np.roll(others, -begin)]))
             rates.append(1.0 - count / size)
         return net.first(rates, tuple(order)) if any(rates) else net.full
