@@ -17,6 +17,7 @@ from pliant.deploy.keys import device_key, make_keys
 from pliant.deploy.remote import RemoteDevice
 from pliant.deploy.service import Service
 from pliant.engine.ledger import TaskRecord, check
+from pliant.engine.lock import Lock
 from pliant.engine.store import events
 
 PATIENT = Service(allowance=300.0, patience=500.0)
@@ -138,3 +139,27 @@ def test_a_port_that_is_taken_is_told_in_one_line(tmp_path):
         server = Server(tmp_path / "run", PATIENT, port=taken.getsockname()[1])
         with pytest.raises(ValueError, match="Cannot listen"), server:
             pass
+
+
+def test_a_second_server_at_the_same_run_is_sent_away_and_changes_nothing(tmp_path):
+    from pliant.deploy.server import Server
+
+    open_run(tmp_path / "run", described())
+    lock = Lock(tmp_path / "run", "server.lock")
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    with pytest.raises(BlockingIOError, match="expected no other process at this run"):
+        Server(tmp_path / "run", PATIENT, port=free_port()).start()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+    lock.close()
+
+
+def test_a_run_that_gives_up_says_why(tmp_path):
+    from pliant.deploy.server import Server
+
+    open_run(tmp_path / "run", described())
+    hasty = Service(patience=1.0)
+    with (
+        pytest.raises(ChildProcessError, match="waited for 1 devices or more, 0 came"),
+        Server(tmp_path / "run", hasty, port=free_port()) as server,
+    ):
+        list(server.watch())

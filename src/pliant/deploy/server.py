@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,13 +30,14 @@ from pliant.deploy.processes import (
     reached,
     script,
 )
+from pliant.deploy.registry import register, said
 from pliant.deploy.service import Service
 from pliant.engine.ledger import RoundRecord
+from pliant.engine.lock import Lock
 
 log = logging.getLogger("pliant")
 
 NAME = "pliant"  # of the connection in Flower's configuration
-REGISTRARS = 4  # Flower takes one key a call, and a call is a process
 DEATHS = 10  # of the run's process in the same round, before it is given up
 START = 180.0  # seconds in which a process must be there
 APP = """\
@@ -83,6 +83,7 @@ class Server:
         self._env = environment(self._home)
         self._children: dict[str, Child] = {}
         self._run: str | None = None
+        self._lock: Lock | None = None
         self._deaths: list[int] = []  # of the run's process: rounds that were over
         self._follower = Follower(self.folder)
 
@@ -100,11 +101,13 @@ class Server:
 
     def start(self) -> None:
         """Start everything and hand the run in."""
+        need_port(self.host, self.port)
+        self._lock = Lock(self.folder, "server.lock")
         self._prepare()
         self._link()
         self._exec()
         if self._keys is not None:
-            self._register()
+            register(self._keys, self._home / "registered.json", NAME, self._flwr)
         self._hand_in()
 
     def watch(self) -> Iterator[RoundRecord]:
@@ -121,12 +124,16 @@ class Server:
 
     def close(self) -> None:
         """End what was started, the last first."""
+        if self._lock is None:
+            return
         for name in reversed(list(self._children)):
             self._children.pop(name).end()
         pid = self._pid()
         if pid is not None and _is_alive(pid):  # it watches its parent; it may take a second
             with suppress(ProcessLookupError):
                 os.kill(pid, 15)
+        self._lock.close()
+        self._lock = None
 
     def __enter__(self) -> "Server":
         try:
@@ -196,19 +203,6 @@ class Server:
             f"{name} was not there after {START:g} s; see {self._home / 'logs'}"
         )
 
-    def _register(self) -> None:
-        """Let Flower know every device's public key, by the device's number."""
-        assert self._keys is not None
-        folders = sorted((self._keys / "devices").iterdir())
-        with ThreadPoolExecutor(REGISTRARS) as pool:
-            list(pool.map(self._register_one, folders))
-
-    def _register_one(self, folder: Path) -> None:
-        public = str(folder / "key.pub")
-        done = self._flwr("supernode", "register", public, NAME, "--name", folder.name)
-        if done.returncode and not re.search("already|in use", done.stdout + done.stderr):
-            raise ChildProcessError(f"device {folder.name} was not registered: {_said(done)}")
-
     def _hand_in(self) -> None:
         for name in ("server.pid", FAILURE):
             (self.folder / name).unlink(missing_ok=True)
@@ -217,7 +211,7 @@ class Server:
         done = self._flwr("run", app, NAME, "--run-config", config, "--format", "json")
         found = re.search(r'"run-id": "?(\d+)', done.stdout)
         if done.returncode or found is None:
-            raise ChildProcessError(f"the run was not taken: {_said(done)}")
+            raise ChildProcessError(f"the run was not taken: {said(done)}")
         self._run = found.group(1)
         self._handed_in = time.monotonic()
 
@@ -278,7 +272,3 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return not Path("/proc/self").exists()
-
-
-def _said(done: "subprocess.CompletedProcess[str]") -> str:
-    return " ".join((done.stdout + done.stderr).split())[-500:]
