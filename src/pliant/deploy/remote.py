@@ -14,10 +14,15 @@ from pliant.deploy.door import need_address
 from pliant.deploy.host import Limits
 from pliant.deploy.processes import Child, environment, need_flower, script
 from pliant.deploy.worker import Setup
+from pliant.engine.lock import Lock
 
 log = logging.getLogger("pliant")
 
 IDLE = 120.0  # seconds without an order after which the worker gives its memory back
+PATIENCE = 180.0  # seconds in which a server must have let a device in
+SETTLED = 30.0  # seconds after which a node that still runs was let in
+TURNED_AWAY = "Failed to activate SuperNode"  # in the node's log
+REFUSED = "expected a registered key that no other process has, but the server does not let it in"
 AGAIN = 5.0  # seconds before a node is started again, which Flower may refuse for a minute
 
 
@@ -51,6 +56,9 @@ class RemoteDevice:
         self._socket = str(self._private / "worker")
         self._children: dict[str, Child] = {}
         self._since: dict[str, float] = {}
+        self._begun = 0.0  # when the node was started
+        self._refused: float | None = None  # since when the server does not let it in
+        self._lock: Lock | None = None
 
     @property
     def pids(self) -> dict[str, int]:
@@ -59,6 +67,7 @@ class RemoteDevice:
 
     def start(self) -> None:
         """Start worker and node."""
+        self._lock = Lock(self._folder, "device.lock")
         self._work()
         self._node()
 
@@ -66,6 +75,8 @@ class RemoteDevice:
         """Keep the processes going, for ever."""
         while True:
             self.mend()
+            if self._refused is not None and time.monotonic() - self._refused > PATIENCE:
+                raise PermissionError(f"device {self.number}: {REFUSED} for {PATIENCE:g} s")
             time.sleep(0.2)
 
     def mend(self) -> None:
@@ -74,6 +85,8 @@ class RemoteDevice:
             child = self._children.get(name)
             if child is not None and child.is_alive:
                 self._since.pop(name, None)
+                if name == "supernode" and time.monotonic() - self._begun > SETTLED:
+                    self._refused = None
                 continue
             is_idle = child is not None and child.process.returncode == 0 and name == "worker"
             if is_idle and not self._is_wanted():
@@ -81,15 +94,24 @@ class RemoteDevice:
             began = self._since.setdefault(name, time.monotonic())
             if time.monotonic() - began >= AGAIN or name == "worker":
                 if child is not None and child.process.returncode:
-                    log.warning("device %s: %s has died; starting it again", self.number, name)
+                    self._tell(name, child)
                 self._since.pop(name, None)
                 start()
+
+    def _tell(self, name: str, child: Child) -> None:
+        if name == "worker" or TURNED_AWAY not in child.last_words(30):
+            log.warning("device %s: %s has died; starting it again", self.number, name)
+        elif self._refused is None:
+            self._refused = time.monotonic()
+            log.warning("device %s: %s; trying again", self.number, REFUSED)
 
     def close(self) -> None:
         """End what was started."""
         for name in list(self._children):
             self._children.pop(name).end()
         shutil.rmtree(self._private, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
 
     def __enter__(self) -> "RemoteDevice":
         try:
@@ -121,6 +143,7 @@ class RemoteDevice:
         else:
             command += ["--root-certificates", str(self._ca.resolve())]
             command += ["--auth-supernode-private-key", str(self._key.resolve())]
+        self._begun = time.monotonic()
         self._children["supernode"] = self._child("supernode", command)
 
     def _child(self, name: str, command: list[str]) -> Child:
