@@ -1,4 +1,4 @@
-"""Curves of accuracy against rounds, virtual seconds, MACs and bytes, with spread over seeds."""
+"""Curves of accuracy against rounds, seconds, MACs and bytes, with spread over seeds."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from pliant.report.look import Drawn, canvas, line, percent, short
 
 AXES = {
     "rounds": ("rounds", "rounds"),
-    "seconds": ("virtual seconds", "seconds"),
+    "seconds": ("seconds", "seconds"),
     "macs": ("MACs spent by all devices", "MACs"),
     "bytes": ("bytes sent, up and down", "bytes"),
 }

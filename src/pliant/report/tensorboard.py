@@ -78,7 +78,7 @@ def scalars(record: RoundRecord, macs: float, sent: float) -> dict[str, float]:
         "devices/merged": record.merged / record.tasks if record.tasks else None,
         "cost/MACs": macs,
         "cost/bytes": sent,
-        "cost/virtual seconds": record.seconds,
+        "cost/seconds": record.seconds,
     }
     return {tag: value for tag, value in found.items() if value is not None}
 

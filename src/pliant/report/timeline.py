@@ -32,7 +32,7 @@ def draw_timeline(
         axes.text(opens, -0.75, f" round {number + 1}", fontsize=8, va="bottom")
     axes.set_yticks(range(len(shown)), [str(device) for device in shown], fontsize=8)
     axes.set_ylim(len(shown) - 0.4, -0.8)
-    axes.set_xlabel("virtual seconds")
+    axes.set_xlabel("seconds")
     axes.set_ylabel("device")
     axes.grid(visible=False)
     _scale(figure, axes, colours, top, has_shares=shares is not None)

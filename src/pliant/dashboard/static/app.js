@@ -8,7 +8,7 @@ const LIMIT = 3000; // points of a curve that are kept
 const TICKED = 16; // runs at once
 const AXES = {
   round: ["rounds", short],
-  seconds: ["virtual seconds", short],
+  seconds: ["seconds", short],
   macs: ["MACs spent", short],
   bytes: ["bytes sent", short],
 };

@@ -68,7 +68,7 @@ function frame(brush, { devices, px, from, to, width, height, colour, shown }) {
   devices.forEach((device, at) => brush.fillText(String(device), LEFT - 8, TOP + LANE * (at + 0.5)));
   brush.textAlign = "center";
   for (const at of ticks(from, to, width / 110)) brush.fillText(short(at), px(at), height - BOTTOM + 11);
-  brush.fillText("virtual seconds", (LEFT + width) / 2, height - 8);
+  brush.fillText("seconds", (LEFT + width) / 2, height - 8);
   brush.textAlign = "left";
   brush.strokeStyle = colour("--faint");
   brush.setLineDash([4, 3]);
