@@ -121,11 +121,11 @@ def dialling(devices, port, folder, keys=None):
             thread.join(10)
 
 
-def dialler(device, port, keys=None):
-    if keys is None:
-        return Dialler(device, f"127.0.0.1:{port}")
-    key = keys / "devices" / str(device.number) / "key"
-    return Dialler(device, f"127.0.0.1:{port}", ca=keys / "ca.crt", key=key)
+def dialler(device, port, keys=None, process="near"):
+    files = {}
+    if keys is not None:
+        files = {"ca": keys / "ca.crt", "key": keys / "devices" / str(device.number) / "key"}
+    return Dialler(device, f"127.0.0.1:{port}", process=process, **files)
 
 
 def service_of(experiment, keys=None, port=0, **options):

@@ -136,9 +136,8 @@ def test_a_port_that_is_taken_is_told_in_one_line(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        server = Server(tmp_path / "run", PATIENT, port=taken.getsockname()[1])
-        with pytest.raises(ValueError, match="Cannot listen"), server:
-            pass
+        with pytest.raises(ValueError, match="Cannot listen"):
+            Server(tmp_path / "run", PATIENT, port=taken.getsockname()[1])
 
 
 def test_a_second_server_at_the_same_run_is_sent_away_and_changes_nothing(tmp_path):
@@ -148,7 +147,7 @@ def test_a_second_server_at_the_same_run_is_sent_away_and_changes_nothing(tmp_pa
     lock = Lock(tmp_path / "run", "server.lock")
     before = sorted(path.name for path in (tmp_path / "run").iterdir())
     with pytest.raises(BlockingIOError, match="expected no other process at this run"):
-        Server(tmp_path / "run", PATIENT, port=free_port()).start()
+        Server(tmp_path / "run", PATIENT, port=free_port())
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
     lock.close()
 

@@ -32,11 +32,12 @@ def service(keys, tmp_path):
 def test_a_key_that_is_not_registered_is_refused_in_one_line(service, keys, tmp_path):
     [device] = devices_of([0], tmp_path).values()
     key = device_key(tmp_path / "stranger")[0]
-    stranger = Dialler(device, f"127.0.0.1:{service.hub.port}", ca=keys / "ca.crt", key=key)
+    place, own = f"127.0.0.1:{service.hub.port}", {"ca": keys / "ca.crt", "key": key}
+    stranger = Dialler(device, place, process="one", **own)
     with pytest.raises(PermissionError, match=r"device 0: expected a registered key$"):
         stranger.attend()
     [unknown] = devices_of([7], tmp_path).values()
-    other = Dialler(unknown, f"127.0.0.1:{service.hub.port}", ca=keys / "ca.crt", key=key)
+    other = Dialler(unknown, place, process="two", **own)
     with pytest.raises(PermissionError, match=r"device 7: expected a registered key$"):
         other.attend()
 

@@ -34,6 +34,7 @@ def test_a_second_process_is_refused_in_one_line_and_changes_nothing(holder, tmp
     with pytest.raises(BlockingIOError, match="expected no other process at this run") as error:
         Store(tmp_path)
     assert str(tmp_path) in str(error.value)
+    assert f"found process {holder.pid};" in str(error.value)
     assert "\n" not in str(error.value)
     assert (tmp_path / "events.jsonl").read_bytes() == half
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.store import CHECKPOINTS, events
 
+LOCK = "server.lock"  # of who serves a run; the run's own process has another
 FAILURE = "failure.txt"  # in which a run says in one line why it has given up
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from pliant import atomic
-from pliant.deploy.follow import FAILURE, Follower
+from pliant.deploy.follow import FAILURE, LOCK, Follower
 from pliant.deploy.keys import need_private
 from pliant.deploy.processes import (
     Child,
@@ -86,6 +86,9 @@ class Server:
         self._lock: Lock | None = None
         self._deaths: list[int] = []  # of the run's process: rounds that were over
         self._follower = Follower(self.folder)
+        if (self.folder / LOCK).exists():
+            Lock(self.folder, LOCK).close()  # who serves the folder has its port, too
+        need_port(host, port)
 
     @property
     def address(self) -> str:
@@ -101,8 +104,8 @@ class Server:
 
     def start(self) -> None:
         """Start everything and hand the run in."""
+        self._lock = Lock(self.folder, LOCK)
         need_port(self.host, self.port)
-        self._lock = Lock(self.folder, "server.lock")
         self._prepare()
         self._link()
         self._exec()

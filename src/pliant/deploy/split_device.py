@@ -16,7 +16,7 @@ import msgspec
 
 from pliant import checkpoint
 from pliant.deploy.device import local
-from pliant.deploy.host import Limits, hints, refusal
+from pliant.deploy.host import Limits, allowed_share, hints, refusal
 from pliant.deploy.split_frames import (
     BODY,
     LABELS,
@@ -61,6 +61,7 @@ class SplitDevice:
         self.number, self._path = number, folder / "split.ckpt"
         folder.mkdir(parents=True, exist_ok=True)
         self._limits, self._clock, self._sleep = limits, clock, sleep
+        self._share = allowed_share(limits, hints())  # of a core; asked anew in every round
         self._key = ""
         self._epoch, self._done, self._saved = "", 0, 0
         self._answers: dict[int, bytes] = {}  # that the server may not have
@@ -91,8 +92,8 @@ class SplitDevice:
         took = self._clock() - began
         seconds = 0.0
         if question.kind in ("ask", "learn", "drop"):
-            if self._limits.cpu_share < 1:
-                self._sleep(took * (1 / self._limits.cpu_share - 1))
+            if self._share < 1:
+                self._sleep(took * (1 / self._share - 1))
             self._spent += self._clock() - began
         if question.kind in ("learn", "drop"):
             seconds, self._spent = self._spent, 0.0
@@ -116,6 +117,7 @@ class SplitDevice:
                 raise BadFrame("expected a mini-batch to be told")
             if turn.step == 0:
                 self.need_consent()
+                self._share = allowed_share(self._limits, hints())
             client.ask(turn)
             self._is_open = True
             found = client.message() if turn.talks else None

@@ -30,9 +30,10 @@ class Head(Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"):
 
 
 class Hello(Head, frozen=True, tag="hello"):
-    """A device says which one it is."""
+    """A device says which one it is, and which process: the same one after a broken stream."""
 
     device: int
+    process: str = ""
     version: int = VERSION
 
 

@@ -28,15 +28,17 @@ log = logging.getLogger("pliant")
 SERVICE, METHOD = "pliant.Split", "Work"
 GREETING = 20.0  # seconds in which a device must have proved its key
 PULSE = 20_000  # milliseconds between two signs of life on a silent connection
+DEAD = 60_000  # milliseconds that a stream lives on at most when its other end has gone
 SPARE = 8  # streams beyond one a device: for those that are about to be replaced or refused
 
 
 class Refused(Exception):
     """A stream that is not served, and why."""
 
-    def __init__(self, code: str, why: str) -> None:
+    def __init__(self, code: str, why: str, *, is_told: bool = False) -> None:
         super().__init__(why)
         self.code, self.why = code, why
+        self.is_told = is_told  # in the log, not long ago
 
 
 class Hub:
@@ -55,6 +57,7 @@ class Hub:
         self._grpc, self._lines, self._experiment = grpc, lines, experiment
         self._keys = None if keys is None else registered(keys)
         self._name = PLAIN if keys is None else name_of(keys / "ca.crt")
+        self._rivals: dict[int, str] = {}  # the last process that found its number taken
         handler = grpc.stream_stream_rpc_method_handler(self._work)  # bytes in, bytes out
         service = grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})
         self._server = grpc.server(
@@ -66,6 +69,7 @@ class Hub:
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", PULSE),
                 ("grpc.keepalive_timeout_ms", PULSE // 2),
+                ("grpc.http2.ping_timeout_ms", DEAD),
                 ("grpc.http2.min_ping_interval_without_data_ms", PULSE // 4),
             ],
             maximum_concurrent_rpcs=2 * len(lines) + SPARE,
@@ -97,13 +101,13 @@ class Hub:
         late.daemon = True
         late.start()
         try:
-            line = yield from self._greeted(requests)
+            line, stream = yield from self._greeted(requests)
         except Refused as error:
-            log.warning("%s: %s", context.peer(), error.why)
+            if not error.is_told:
+                log.warning("%s: %s", context.peer(), error.why)
             context.abort(getattr(self._grpc.StatusCode, error.code), error.why)
         finally:
             late.cancel()
-        stream = line.attach()
         problem: list[Refused] = []
         context.add_callback(lambda: line.detach(stream))
         reader = threading.Thread(
@@ -122,8 +126,8 @@ class Hub:
         if line.is_over:
             yield framed(Bye())
 
-    def _greeted(self, requests: Iterator[bytes]) -> Generator[bytes, None, Line]:
-        """Let a device prove who it is; return its line."""
+    def _greeted(self, requests: Iterator[bytes]) -> Generator[bytes, None, tuple[Line, int]]:
+        """Let a device prove who it is; return its line, and its stream's token there."""
         hello = _first(requests, Hello)
         if hello.version != VERSION:
             raise Refused(
@@ -143,7 +147,14 @@ class Hub:
                 "FAILED_PRECONDITION",
                 f"device {hello.device}: expected a number below {len(self._lines)}",
             )
-        return self._lines[hello.device]
+        line = self._lines[hello.device]
+        stream = line.attach(hello.process)
+        if stream is None:
+            is_told = self._rivals.get(hello.device) == hello.process
+            self._rivals[hello.device] = hello.process
+            why = f"device {hello.device}: expected one device of this number, got a second one"
+            raise Refused("ALREADY_EXISTS", why, is_told=is_told)
+        return line, stream
 
     def _listen(
         self, requests: Iterator[bytes], line: Line, stream: int, problem: list[Refused]

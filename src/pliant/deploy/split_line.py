@@ -39,9 +39,11 @@ class Line:
         self.device, self.seconds, self._clock = device, seconds, clock
         self._change = threading.Condition()
         self._stream = 0  # the newest one; older ones are ended
+        self._process: str | None = None  # whose stream it is; None: nobody's
         self.is_over = False  # the whole run
         self.resumed = 0  # streams that went on in an epoch
         self.is_in = False  # takes part in the round
+        self.times: list[float] = []  # seconds of each mini-batch in the round, in all epochs
         self._begin()
 
     def _begin(self) -> None:
@@ -56,7 +58,6 @@ class Line:
         self._last_word = self._clock()
         self._next = 1  # to be sent on the stream
         self._strays = 0
-        self.times: list[float] = []  # seconds of each mini-batch in the round
 
     # the training's side
 
@@ -131,10 +132,17 @@ class Line:
 
     # the stream's side
 
-    def attach(self) -> int:
-        """Begin a stream; return its token. An older one ends."""
+    def attach(self, process: str = "") -> int | None:
+        """Begin a stream of a device's process; return its token.
+
+        An older stream of the same process ends, also one that nobody has found broken yet. While
+        another process has a stream there is no token: two would throw each other out for ever.
+        """
         with self._change:
+            if self._process not in (None, process):
+                return None
             self._stream += 1
+            self._process = process
             self.is_ready = False
             self._change.notify_all()
             return self._stream
@@ -144,6 +152,7 @@ class Line:
         with self._change:
             if stream == self._stream:
                 self._stream += 1
+                self._process = None
                 self.is_ready = False
             self._change.notify_all()
 

@@ -8,12 +8,14 @@ import logging
 import sys
 import time
 from pathlib import Path
+from secrets import token_hex
 
 import msgspec
 
 from pliant.deploy.door import need_address
 from pliant.deploy.host import Limits
 from pliant.deploy.processes import Child, environment, need_grpc
+from pliant.deploy.split_echo import Echo
 from pliant.deploy.split_worker import Setup
 
 log = logging.getLogger("pliant")
@@ -39,7 +41,9 @@ class SplitRemoteDevice:
         self._folder = folder.resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
         paths = [None if path is None else str(path.resolve()) for path in (ca, key)]
-        self._setup = Setup(number, server, str(self._folder), limits, *paths)
+        self._setup = Setup(number, server, str(self._folder), limits, token_hex(8), *paths)
+        self._log = self._folder / "logs" / "worker.log"
+        self._echo = Echo(self._log)
         self._child: Child | None = None
         self.refusal: str | None = None  # why it was not let in, in one line
 
@@ -56,23 +60,31 @@ class SplitRemoteDevice:
         if self._cpu is not None:
             command = ["taskset", "-c", str(self._cpu), *command]
         env = {**environment(self._folder), "PLIANT_DEVICE": str(self.number)}
-        self._child = Child(command, self._folder / "logs" / "worker.log", env)
+        self._child = Child(command, self._log, env)
 
     def watch(self) -> None:
         """Keep the process going, until it is refused."""
         while self.refusal is None:
-            self.mend()
+            self._mend()
             time.sleep(0.2)
         raise PermissionError(self.refusal)
 
     def mend(self) -> None:
-        """Start again what was killed; what has been refused stays away."""
+        """Start again what was killed; tell of what has been refused, which stays away."""
+        if self.refusal is None:
+            self._mend()
+            if self.refusal is not None:
+                log.warning("device %s has ended: %s", self.number, self.refusal)
+
+    def _mend(self) -> None:
         child = self._child
-        if child is None or child.is_alive or self.refusal is not None:
+        if child is None:
+            return
+        self._echo.say()
+        if child.is_alive:
             return
         if child.process.returncode >= 0:
             self.refusal = child.last_words(1)
-            log.warning("device %s has ended: %s", self.number, self.refusal)
             return
         log.warning("device %s: its process has died; starting it again", self.number)
         self.start()

@@ -6,10 +6,12 @@ after it had gone, and what is gone on from if the device never comes back.
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from pliant.deploy.split_frames import BODY, LABELS, SLOPE, Kind, to_bytes, to_tensor
 from pliant.deploy.split_line import Line
+from pliant.methods.guard import variances
 from pliant.params import Params, clone, is_finite
 from pliant.split.client import Here, Turn
 from pliant.split.part import below
@@ -19,9 +21,10 @@ from pliant.split.payload import Message
 class Remote:
     """A client at the other end of a line."""
 
-    def __init__(self, line: Line, here: Here) -> None:
+    def __init__(self, line: Line, here: Here, largest: float) -> None:
         self.line = line
         self._here = here  # what the server knows
+        self._largest = largest  # number that a part may hold
         self._is_old = False  # the device has trained since
         self._are_params_old = False
         self._is_told = True  # the device has the parameters that it was given
@@ -118,6 +121,8 @@ class Remote:
         if kind == "params":
             wanted = below("params", wanted)
         why = unlike(found[1], wanted)
+        if why is None:
+            why = excess(found[1] if kind == "params" else below("params", found[1]), self._largest)
         if why is not None:
             self.complaints.append(f"client {self.line.device}: expected {why}")
             self.line.expel()
@@ -138,3 +143,16 @@ def unlike(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | N
             shape = tuple(tensor.shape)
             return f"{shape} of {tensor.dtype} at {name!r}, got {tuple(got.shape)} of {got.dtype}"
     return None if is_finite(found) else "a part of finite numbers"
+
+
+def excess(params: Mapping[str, Tensor], largest: float) -> str | None:
+    """Return which of a part's parameters no honest part could have; others may be given them."""
+    for name, tensor in sorted(params.items()):
+        most = float(tensor.to(torch.float64).abs().max()) if tensor.numel() else 0.0
+        if most > largest:
+            return f"numbers up to {largest:g} at {name!r}, got {most:.6g}"
+    for name, tensor in variances(params).items():
+        lowest = float(tensor.min()) if tensor.numel() else 0.0
+        if lowest < 0:
+            return f"no variance below 0 at {name!r}, got {lowest:.3g}"
+    return None

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from pliant.deploy.desk import POLL, NotEnough
 from pliant.deploy.service import Service
+from pliant.deploy.split_echo import FORMAT
 from pliant.deploy.split_floor import LiveFloor
 from pliant.deploy.split_hub import Hub
 from pliant.deploy.split_line import Line
@@ -34,7 +35,8 @@ from pliant.value import encode
 
 SERVICE_FILE = "service.json"
 SLACK = 1_000_000  # bytes of a message beside its tensors
-_LOG = "pliant: %(message)s"
+
+log = logging.getLogger("pliant")
 
 
 class Setup(Struct, frozen=True):
@@ -69,7 +71,8 @@ class SplitService:
         def settle(here: Here) -> Remote:
             nonlocal largest
             largest = max(largest, nbytes(here.state()))
-            self.remotes[here.number] = Remote(self.lines[here.number], here)
+            bound = experiment.setting.guard.largest
+            self.remotes[here.number] = Remote(self.lines[here.number], here, bound)
             return self.remotes[here.number]
 
         fleet, seed = experiment.fleet, experiment.seed
@@ -113,18 +116,32 @@ class SplitService:
         return LiveFloor(fleet, full, self.remotes, book, seed=setting.seed)
 
     def _gather(self) -> None:
-        """Take in who is there; wait for all at first, and later only if nobody is."""
-        remotes, quorum = self.remotes.values(), self._experiment.rules.quorum
-        least = max(1, math.ceil(quorum * len(remotes)))
-        wanted = least if self._has_begun else len(remotes)
+        """Take in who is there; wait for all at first, and later only for a quorum.
+
+        Who does not come in time is gone on without: also by a server that was started again, which
+        does not know who had gone before.
+        """
+        least = max(1, self._experiment.rules.needed(len(self.remotes)))
+        wanted = least if self._has_begun else len(self.remotes)
         end = time.monotonic() + self._service.patience
-        while (here := sum([remote.rejoin() for remote in remotes])) < wanted:
+        while (here := self._taken_in()) < wanted:
             if time.monotonic() > end:
-                if quorum and here >= least:
+                if here >= least:
                     break
-                raise NotEnough(f"waited for {wanted} devices, {here} came")
+                raise NotEnough(f"waited for {least} devices or more, {here} came")
             time.sleep(min(POLL, 0.05))
         self._has_begun = True
+
+    def _taken_in(self) -> int:
+        """Take in who is there; return how many are."""
+        here = 0
+        for device, remote in self.remotes.items():
+            was_in = remote.line.is_in
+            if remote.rejoin():
+                here += 1
+                if not was_in:
+                    log.info("device %s has come in", device)
+        return here
 
 
 def main(setup: Setup) -> int:
@@ -132,7 +149,8 @@ def main(setup: Setup) -> int:
     import torch
 
     torch.set_num_threads(1)
-    logging.basicConfig(level=logging.WARNING, format=_LOG)
+    logging.basicConfig(level=logging.WARNING, format=FORMAT)
+    log.setLevel(logging.INFO)
     folder = Path(setup.folder)
     keys = None if setup.keys is None else Path(setup.keys)
     try:

@@ -13,12 +13,14 @@ from pathlib import Path
 import msgspec
 
 from pliant import atomic
-from pliant.deploy.follow import Follower
+from pliant.deploy.follow import LOCK, Follower
 from pliant.deploy.keys import need_private
 from pliant.deploy.processes import Child, environment, need_grpc, need_keys, need_port, reached
 from pliant.deploy.service import Service
+from pliant.deploy.split_echo import Echo
 from pliant.deploy.squeeze import Plain
 from pliant.engine.ledger import RoundRecord
+from pliant.engine.lock import Lock
 
 log = logging.getLogger("pliant")
 
@@ -44,8 +46,14 @@ class SplitServer:
         self.folder, self._service = folder.resolve(), service
         self.host, self.port = host, port
         self._keys = keys.resolve() if keys else None
+        self._log = self.folder / "logs" / "server.log"
+        self._echo: Echo | None = None
+        self._lock: Lock | None = None
         self._child: Child | None = None
         self._follower = Follower(self.folder)
+        if (self.folder / LOCK).exists():
+            Lock(self.folder, LOCK).close()  # who serves the folder has its port, too
+        need_port(host, port)
 
     @property
     def address(self) -> str:
@@ -60,7 +68,8 @@ class SplitServer:
 
     def start(self) -> None:
         """Start the run's process."""
-        need_port(self.host, self.port)
+        self._lock = Lock(self.folder, LOCK)
+        self._echo = Echo(self._log)
         atomic.write_bytes(self.folder / "service.json", msgspec.json.encode(self._service))
         self._begin()
 
@@ -69,7 +78,7 @@ class SplitServer:
         setup = {"folder": str(self.folder), "host": self.host, "port": self.port, "keys": keys}
         command = [sys.executable, "-m", "pliant.deploy.split_serve"]
         command += [msgspec.json.encode(setup).decode()]
-        self._child = Child(command, self.folder / "logs" / "server.log", environment(self.folder))
+        self._child = Child(command, self._log, environment(self.folder))
 
     def watch(self) -> Iterator[RoundRecord]:
         """Yield the records of rounds as they are written; go on after a kill."""
@@ -77,6 +86,8 @@ class SplitServer:
         while True:
             is_alive = self._child is not None and self._child.is_alive
             found = self._follower.rounds()
+            if self._echo is not None:
+                self._echo.say()
             yield from found[shown:]
             shown = len(found)
             if self._follower.is_done() and not is_alive:
@@ -97,9 +108,15 @@ class SplitServer:
         """End what was started."""
         if self._child is not None:
             self._child.end()
+        if self._lock is not None:
+            self._lock.close()
 
     def __enter__(self) -> "SplitServer":
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:

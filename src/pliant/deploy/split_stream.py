@@ -19,7 +19,7 @@ from pliant.deploy.split_frames import (
     framed,
     read_down,
 )
-from pliant.deploy.split_hub import METHOD, PULSE, SERVICE
+from pliant.deploy.split_hub import DEAD, METHOD, PULSE, SERVICE
 from pliant.deploy.split_line import WINDOW
 from pliant.deploy.split_proof import PLAIN, name_of, signed
 from pliant.extras import need
@@ -28,7 +28,9 @@ from pliant.rng import stream
 log = logging.getLogger("pliant")
 
 FIRST, LONGEST = 0.1, 5.0  # seconds before a device dials again, doubling
+TRIES = 30  # while the number is taken: for longer than the server keeps a stream that is dead
 CALM = 30.0  # seconds before it asks again whether its user lets it train
+TAKEN = "ALREADY_EXISTS"
 FINAL = ("UNAUTHENTICATED", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 
 
@@ -36,10 +38,16 @@ class Dialler:
     """Keep a device connected until it is stopped or refused."""
 
     def __init__(
-        self, device: SplitDevice, server: str, *, ca: Path | None = None, key: Path | None = None
+        self,
+        device: SplitDevice,
+        server: str,
+        *,
+        process: str,  # a name for whoever starts this again after a crash
+        ca: Path | None = None,
+        key: Path | None = None,
     ) -> None:
         self._grpc: Any = need("grpc", "deploy")
-        self._device, self._server = device, server
+        self._device, self._server, self._process = device, server, process
         self._host, self._port = need_address(server, ca, key)
         self._ca, self._key = ca, key
         self._stop = threading.Event()
@@ -74,7 +82,11 @@ class Dialler:
 
     def _judge(self, error: Any) -> None:
         code = error.code().name
-        if code in FINAL:
+        if code == TAKEN and self._tries < TRIES:
+            if not self._tries:
+                log.warning("%s; trying again for a minute", error.details())
+            return  # it may be ourselves, before this machine lost its power
+        if code in (*FINAL, TAKEN):
             raise PermissionError(f"{self._server} refuses: {error.details()}")
         if self._tries and not self._stop.is_set():
             try:
@@ -92,6 +104,8 @@ class Dialler:
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", PULSE),
             ("grpc.keepalive_timeout_ms", PULSE // 2),
+            ("grpc.http2.ping_timeout_ms", DEAD),
+            ("grpc.http2.max_pings_without_data", 0),  # two else, and then silence is no sign
             ("grpc.use_local_subchannel_pool", 1),  # so that a new channel dials at once
             ("grpc.enable_http_proxy", 0),
         ]
@@ -105,7 +119,7 @@ class Dialler:
         with self._channel() as channel:
             self._call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(said.get, None))
             try:
-                said.put(framed(Hello(self._device.number)))
+                said.put(framed(Hello(self._device.number, self._process)))
                 for raw in self._call:
                     if self._stop.is_set() or not self._heard(raw, said):
                         return

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from pliant import memory
 from pliant.deploy.host import Limits
+from pliant.deploy.split_echo import FORMAT
 
 TOLD = 3  # exit code of a process that has said in one line why it ends
 
@@ -21,6 +22,7 @@ class Setup(Struct, frozen=True):
     server: str
     folder: str
     limits: Limits
+    process: str  # the same one when it is started again
     ca: str | None
     key: str | None
 
@@ -33,11 +35,11 @@ def work(setup: Setup) -> int:
 
     single_threaded()
     memory.keep()
-    logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
+    logging.basicConfig(level=logging.WARNING, format=FORMAT)
     ca, key = (None if path is None else Path(path) for path in (setup.ca, setup.key))
     try:
         device = SplitDevice(setup.device, Path(setup.folder), setup.limits)
-        Dialler(device, setup.server, ca=ca, key=key).attend()
+        Dialler(device, setup.server, process=setup.process, ca=ca, key=key).attend()
     except (ValueError, OSError, LookupError) as error:
         sys.stderr.write(f"{error}\n")
         return TOLD

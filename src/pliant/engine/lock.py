@@ -1,5 +1,6 @@
 """One process at a run: a lock in its folder that ends with the process which holds it."""
 
+import os
 import sys
 from pathlib import Path
 from typing import BinaryIO
@@ -10,7 +11,8 @@ NAME = "lock"
 class Lock:
     """The right to write to a folder, until it is closed or the process dies in whatever way.
 
-    The file stays: it says nothing, and who removed it could take it from under another's lock.
+    The file stays, with the number of the process that had it last: who removed it could take it
+    from under another's lock.
     """
 
     def __init__(self, folder: Path, name: str = NAME) -> None:
@@ -21,13 +23,23 @@ class Lock:
         except OSError:
             self._file.close()
             raise BlockingIOError(
-                f"{folder}: expected no other process at this run, found one; "
+                f"{folder}: expected no other process at this run, found {_owner(folder / name)}; "
                 "wait for its end or stop it"
             ) from None
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()).encode())
+        self._file.flush()
 
     def close(self) -> None:
         """Give the folder free."""
         self._file.close()
+
+
+def _owner(path: Path) -> str:
+    try:
+        return f"process {int(path.read_text())}"
+    except (OSError, ValueError):
+        return "one"
 
 
 if sys.platform == "win32":
