@@ -214,3 +214,16 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
     ballast.unlink()
     assert run("--resume", folder)[0] == 0
     assert events(folder) == calm
+
+
+def test_a_run_on_real_devices_does_not_go_on_as_a_simulation(place, run, tmp_path):
+    folder = tmp_path / "live"
+    from pliant.experiment import begin, load_experiment
+
+    begin(folder, load_experiment(place / "small.toml"))
+    (folder / "service.json").write_text("{}")
+    before = sorted(folder.iterdir())
+    code, _, told = run("--resume", folder)
+    assert code == 2
+    assert told == f"pliant: {folder} is a run on real devices: go on with `pliant server`\n"
+    assert sorted(folder.iterdir()) == before

@@ -1,3 +1,4 @@
+import socket
 import ssl
 import subprocess
 
@@ -5,7 +6,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from pliant.deploy.keys import make_keys, need_private
+from pliant.deploy import keys as keys_module
+from pliant.deploy.keys import device_files, make_keys, need_fleet, need_host, need_private
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,7 @@ def test_the_authority_vouches_for_the_server(keys):
     server.verify_directly_issued_by(authority)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert "example.org" in names.get_values_for_type(x509.DNSName)
+    assert socket.gethostname() in names.get_values_for_type(x509.DNSName)
     assert {str(a) for a in names.get_values_for_type(x509.IPAddress)} >= {"127.0.0.1", "10.0.0.7"}
 
 
@@ -65,6 +68,51 @@ def test_a_folder_that_is_not_empty_is_left_alone(keys):
 def test_a_federation_has_a_device(tmp_path):
     with pytest.raises(ValueError, match="one device or more, got 0"):
         make_keys(tmp_path / "new", devices=0)
+
+
+@pytest.mark.parametrize(
+    "host", ["http://example.org:9092", "not a host!!", "", "a..b", "-a.org", "300.1.1.1", "[::1]"]
+)
+def test_what_is_no_host_is_refused_and_leaves_no_folder(tmp_path, host):
+    with pytest.raises(ValueError, match="Expected --host with a host name or an address, got"):
+        make_keys(tmp_path / "new", devices=1, hosts=(host,))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("host", ["example.org", "vm-3", "my_host", "10.0.0.7", "fe80::1", "a1.b2"])
+def test_names_and_addresses_are_hosts(host):
+    need_host(host, "one")
+
+
+def test_keys_are_made_whole_or_not_at_all(tmp_path, monkeypatch):
+    def fail(folder):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(keys_module, "device_key", fail)
+    with pytest.raises(OSError, match="disk is full"):
+        make_keys(tmp_path / "new", devices=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fleet_needs_a_key_for_each_device(keys, tmp_path):
+    need_fleet(keys, 2)
+    with pytest.raises(ValueError, match=r"expected keys for 3 devices \(`fleet.size`\), got 0, 1"):
+        need_fleet(keys, 3)
+    with pytest.raises(FileNotFoundError, match="expected the keys of `pliant deploy init`"):
+        need_fleet(tmp_path, 1)
+    (tmp_path / "devices" / "mine").mkdir(parents=True)
+    with pytest.raises(ValueError, match="expected folders 0, 1, 2 and so on, got 'mine'"):
+        need_fleet(tmp_path, 1)
+
+
+def test_a_device_that_has_no_key_is_told_who_has(keys, tmp_path):
+    assert device_files(keys, 1) == (keys / "ca.crt", keys / "devices" / "1" / "key")
+    with pytest.raises(FileNotFoundError, match=r"has no device 7; it has 0, 1$"):
+        device_files(keys, 7)
+    for number in "012":
+        (tmp_path / "devices" / number).mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match=r"has no device 7; it has 0 to 2$"):
+        device_files(tmp_path, 7)
 
 
 def test_openssl_agrees(keys):

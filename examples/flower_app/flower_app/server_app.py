@@ -1,6 +1,6 @@
 """The server: an experiment of pliant's, told as its TOML files tell it."""
 
-from flwr.app import Context
+from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from pliant.deploy.flower import PliantStrategy
@@ -21,6 +21,12 @@ def main(grid: Grid, context: Context) -> None:
     }
     experiment = decode(plain, Experiment)
     strategy = PliantStrategy(experiment)
-    result = strategy.start(grid, strategy.arrays(), num_rounds=int(config["rounds"]))
+
+    def tell(number: int, arrays: ArrayRecord) -> None:
+        for device, why in sorted(strategy.refused.items()):
+            print(f"round {number}: device {device} did not count: {why}")
+
+    rounds = int(config["rounds"])
+    result = strategy.start(grid, strategy.arrays(), num_rounds=rounds, evaluate_fn=tell)
     for number, told in result.train_metrics_clientapp.items():
         print(f"round {number}: {dict(told)}")

@@ -1,10 +1,8 @@
 """`pliant device`: this machine as a device of a federation."""
 
 import logging
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 
 def device(
@@ -46,34 +44,39 @@ def device(
     """
     from pliant.deploy.door import awaited, need_address
     from pliant.deploy.host import Limits
+    from pliant.deploy.keys import device_files
+    from pliant.deploy.processes import endable, kept
     from pliant.deploy.remote import RemoteDevice
     from pliant.deploy.split_node import SplitRemoteDevice
 
     if (keys is None) != insecure:
         raise ValueError("Expected either --keys FOLDER or --insecure")
     if number < 0:
-        raise ValueError(f"Expected a number from 0, got {number}")
-    logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
+        raise ValueError(f"Expected --number from 0, got {number}")
+    if not 0 < cpu_share <= 1:
+        raise ValueError(f"Expected --cpu-share above 0 and up to 1, got {cpu_share:g}")
     limits = Limits(
-        cpu_share, only_when_charging, str(data) if data else None, str(code) if code else None
+        cpu_share, only_when_charging, need_folder("--data", data), need_folder("--code", code)
     )
+    logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
     folder = state or Path.home() / ".pliant" / f"device-{number}"
-    ca = keys / "ca.crt" if keys else None
-    key = keys / "devices" / str(number) / "key" if keys else None
+    ca, key = (None, None) if keys is None else device_files(keys, number)
     place = need_address(server, ca, key)
-    before = signal.signal(signal.SIGTERM, _end)
     try:
-        sys.stdout.write(f"device {number} at {server}; Ctrl-C ends it\n")
-        sys.stdout.flush()
-        kind = SplitRemoteDevice if awaited(*place, ca) == "split" else RemoteDevice
-        with kind(number, server, folder, limits, ca=ca, key=key) as running:
-            running.watch()
+        with endable():
+            sys.stdout.write(f"device {number} at {server}; Ctrl-C ends it\n")
+            sys.stdout.flush()
+            kind = SplitRemoteDevice if awaited(*place, ca) == "split" else RemoteDevice
+            running = kind(number, server, folder, limits, ca=ca, key=key)
+            with kept(running):
+                running.watch()
     except KeyboardInterrupt:
         return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return 0
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def need_folder(option: str, folder: Path | None) -> str | None:
+    """Return the whole path of a folder that an option names, if it does; refuse what is none."""
+    if folder is not None and not folder.is_dir():
+        raise NotADirectoryError(f"Expected {option} FOLDER that is there, got {folder}")
+    return None if folder is None else str(folder.resolve())

@@ -54,6 +54,8 @@ def run(
         raise ValueError("Expected either a TOML file or --resume FOLDER")
     if resume is not None:
         folder, experiment = resume, recall(resume)
+        if (folder / "service.json").exists():
+            raise ValueError(f"{folder} is a run on real devices: go on with `pliant server`")
         net, data = build(experiment)
     else:
         assert spec is not None

@@ -1,14 +1,17 @@
 """`pliant server`: an experiment on real devices."""
 
 import logging
-import signal
 import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from pliant.deploy.federation import Federation
+    from pliant.deploy.server import Server
     from pliant.deploy.service import Service
+    from pliant.deploy.split_server import SplitServer
     from pliant.engine.ledger import RoundRecord
     from pliant.experiment import Experiment
 
@@ -60,18 +63,21 @@ def server(
         What devices follow: what they measure, or, to rehearse, the fleet of the file.
     """
     from pliant.deploy.federation import open_run, serving
+    from pliant.deploy.keys import need_fleet
     from pliant.experiment import load_experiment
 
     if (keys is None) != insecure:
         raise ValueError("Expected either --keys FOLDER (see `pliant deploy init`) or --insecure")
     experiment = load_experiment(spec, overrides)
     need_devices(experiment, experiment.fleet.size)
+    if keys is not None:
+        need_fleet(keys, experiment.fleet.size)
     folder = out or Path("runs") / spec.stem
     logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
     service = service_of(allowance, patience, squeeze, pace)
     running = serving(experiment)(folder, service, host=host, port=port, keys=keys)
-    open_run(folder, experiment)
-    return shown(running, experiment.rounds)
+    open_run(folder, experiment)  # last: what cannot be served leaves no folder
+    return shown(running, experiment, folder, place(host, port, keys))
 
 
 def need_devices(experiment: "Experiment", count: int) -> None:
@@ -99,43 +105,82 @@ def service_of(
     return decode(told | {"squeeze": {"type": squeeze}}, Service)
 
 
-def shown(running: "Running", rounds: int) -> int:
+def place(host: str, port: int, keys: Path | None) -> str:
+    """Return where a server listens, as one reads it."""
+    return f"{host}:{port} ({'no TLS' if keys is None else 'TLS'})"
+
+
+def shown(
+    running: "Server | SplitServer | Federation", experiment: "Experiment", folder: Path, where: str
+) -> int:
     """Show the rounds of a run until its end."""
-    before = signal.signal(signal.SIGTERM, _end)
+    from pliant.deploy.processes import kept
+    from pliant.split import AnySplit
+
+    is_split, size = isinstance(experiment.method, AnySplit), experiment.fleet.size
+    wanted = size if is_split else min(size, experiment.rules.selected(experiment.per_round))
     try:
-        with running:
-            for record in running.watch():
-                sys.stdout.write(line(record, rounds))
-                sys.stdout.flush()
+        with kept(running):
+            _say(f"listening at {where}, waiting for {wanted} device{'s' * (wanted > 1)}\n")
+            for text in lines(
+                running.watch(), folder, rounds=experiment.rounds, is_tried_again=not is_split
+            ):
+                _say(text)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on\n")
         return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    _say(f"the run is in {folder}\n")
     return 0
 
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Protocol
+def lines(
+    records: "Iterable[RoundRecord]", folder: Path, *, rounds: int, is_tried_again: bool
+) -> Iterator[str]:
+    """Yield what is shown of rounds; why a task was in vain is told once for each reason.
 
-    class Running(Protocol):
-        """A server, or a whole federation."""
+    A round that came to nothing is tried again, unless the method splits the network; it then has
+    the number of the round that it was to be.
+    """
+    told: set[str] = set()
+    merged = 0
+    for record in records:
+        merged += record.merged > 0
+        number = record.round + 1
+        if is_tried_again:
+            number = merged + (not record.merged)
+        head = f"round {number:>3}/{rounds}"
+        if record.merged:
+            yield head + _sums(record)
+            for reason in sorted(set(_reasons(record, folder)) - told):
+                told.add(reason)
+                yield f"    {reason}\n"
+        else:
+            why = "; ".join(f"{count} {end}" for end, count in _ends(record, folder).most_common())
+            again = "; again from the same network" if is_tried_again else ""
+            yield f"{head} came to nothing ({why}){again}\n"
 
-        def __enter__(self) -> "Running": ...
 
-        def __exit__(self, *exception: object) -> None: ...
-
-        def watch(self) -> Iterator[RoundRecord]: ...
-
-
-def line(record: "RoundRecord", rounds: int) -> str:
-    """Return what is shown of a round."""
+def _sums(record: "RoundRecord") -> str:
     scored = "" if record.accuracy is None else f"  accuracy {record.accuracy:6.2%}"
     loss = "" if record.loss is None else f"  loss {record.loss:.3f}"
     ends = ", ".join(f"{count} {end}" for end, count in record.ends.items())
-    return f"round {record.round + 1:>3}/{rounds}  {record.seconds:8.2f} s  {ends}{loss}{scored}\n"
+    return f"  {record.seconds:8.2f} s  {ends}{loss}{scored}\n"
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _reasons(record: "RoundRecord", folder: Path) -> Iterator[str]:
+    if record.merged < record.tasks:  # the file is read only where something went wrong
+        yield from (end for end in _ends(record, folder) if ":" in end)
+
+
+def _ends(record: "RoundRecord", folder: Path) -> Counter[str]:
+    """Return how the tasks of a round ended, with their reasons, which only the file has."""
+    from pliant.engine.ledger import TaskRecord
+    from pliant.engine.store import events
+
+    tasks = (found for found in events(folder) if isinstance(found, TaskRecord))
+    return Counter(" ".join(task.end.split()) for task in tasks if task.round == record.round)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -2,9 +2,11 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from pliant.deploy.host import Limits
+from pliant.deploy.keys import need_fleet
 from pliant.deploy.remote import RemoteDevice
 from pliant.deploy.server import Server
 from pliant.deploy.service import Service
@@ -30,30 +32,40 @@ class Federation:
         limits: Limits | None = None,
         cpus: Sequence[int] = (),
     ) -> None:
-        open_run(folder, experiment)
+        if keys is not None:
+            need_fleet(keys, experiment.fleet.size)
         self.server = serving(experiment)(folder, service or Service(), port=port, keys=keys)
-        is_split = isinstance(experiment.method, AnySplit)
-        self.devices: list[RemoteDevice | SplitRemoteDevice] = [
-            (SplitRemoteDevice if is_split else RemoteDevice)(
-                number,
-                self.server.address,
-                folder / "devices" / str(number),
-                limits or Limits(),
-                ca=None if keys is None else keys / "ca.crt",
-                key=None if keys is None else keys / "devices" / str(number) / "key",
-                cpu=cpus[number] if cpus else None,
-            )
-            for number in range(experiment.fleet.size)
-        ]
+        open_run(folder, experiment)  # after all that can be wrong
+        kind = SplitRemoteDevice if isinstance(experiment.method, AnySplit) else RemoteDevice
+        self.devices: list[RemoteDevice | SplitRemoteDevice] = []
         self._stop = threading.Event()
         self._nurse = threading.Thread(target=self._mend, daemon=True)
+        try:
+            for number in range(experiment.fleet.size):
+                device = kind(
+                    number,
+                    self.server.address,
+                    folder / "devices" / str(number),
+                    limits or Limits(),
+                    ca=None if keys is None else keys / "ca.crt",
+                    key=None if keys is None else keys / "devices" / str(number) / "key",
+                    cpu=cpus[number] if cpus else None,
+                )
+                self.devices.append(device)
+        except BaseException:
+            self.close()  # devices have folders for their sockets
+            raise
+
+    def start(self) -> None:
+        """Start the server and its devices."""
+        self.server.start()  # first: a device whose key is not yet known is sent away
+        for device in self.devices:
+            device.start()
+        self._nurse.start()
 
     def __enter__(self) -> "Federation":
         try:
-            self.server.start()  # first: a device whose key is not yet known is sent away
-            for device in self.devices:
-                device.start()
-            self._nurse.start()
+            self.start()
         except BaseException:
             self.close()
             raise
@@ -67,13 +79,14 @@ class Federation:
         yield from self.server.watch()
 
     def close(self) -> None:
-        """End what was started."""
-        self._stop.set()
-        if self._nurse.is_alive():
-            self._nurse.join()
-        for device in self.devices:
-            device.close()
-        self.server.close()
+        """End what was started: the rest, too, if one part fails to."""
+        with ExitStack() as stack:
+            stack.callback(self.server.close)
+            for device in reversed(self.devices):
+                stack.callback(device.close)
+            self._stop.set()
+            if self._nurse.is_alive():
+                self._nurse.join()
 
     def _mend(self) -> None:
         while not self._stop.wait(0.2):

@@ -1,15 +1,18 @@
 """Child processes that end with their parent, and nothing else that ends with them."""
 
 import ctypes
+import errno
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
+from typing import Protocol
 
 from pliant.extras import MissingExtra
 
@@ -21,6 +24,8 @@ QUIET = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; one by default
 }
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+PORTS = range(1, 65536)
+ENDS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE = 5.0  # seconds between asking a process to end and making it
 
 
@@ -76,6 +81,57 @@ class Child:
         return "\n".join(lines[-count:])
 
 
+class Running(Protocol):
+    """What is started, and must be closed however that went."""
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def kept(running: Running) -> Iterator[None]:
+    """Start something and close it in the end; Ctrl-C or SIGTERM ends it, a second one is ignored.
+
+    Closing takes seconds, and an impatient second one would leave processes and folders behind.
+    """
+    with endable():
+        try:
+            running.start()
+            yield
+        finally:
+            _deafen()
+            running.close()
+
+
+@contextmanager
+def endable() -> Iterator[None]:
+    """Let the first Ctrl-C or SIGTERM be a KeyboardInterrupt, and all later ones nothing."""
+    before = {number: signal.getsignal(number) for number in ENDS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as a shell has it for what runs behind it
+            signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _deafen() -> None:
+    for number in ENDS:  # by a function: a child would inherit SIG_IGN
+        signal.signal(number, _ignore)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    _deafen()
+    raise KeyboardInterrupt
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    pass
+
+
 _SYSTEM = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
@@ -100,12 +156,30 @@ def need_grpc() -> None:
 
 def need_port(host: str, port: int) -> None:
     """Say in one line that a port cannot be listened at."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ValueError(f"Cannot listen at {host}:{port}: {error}") from None
+    if port not in PORTS:
+        raise ValueError(f"Expected --port from 1 to 65535, got {port}")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise ValueError(f"Expected --host with an address of this machine, got {host!r}") from None
+    problems = [_problem(family, address) for family, _, _, _, address in found]
+    if errno.EADDRINUSE in problems:
+        raise ValueError(f"Cannot listen at {host}:{port}: it is taken; choose another --port")
+    if all(problem == errno.EADDRNOTAVAIL for problem in problems):
+        raise ValueError(f"Cannot listen at {host}: it is no address of this machine")
+    if None not in problems:
+        raise ValueError(f"Cannot listen at {host}:{port}: {os.strerror(problems[0] or 0)}")
+
+
+def _problem(family: int, address: object) -> int | None:
+    """Return the number of the error that keeps one from listening, if there is one."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)  # type: ignore[arg-type] # as getaddrinfo gave it
+    except OSError as error:
+        return error.errno
+    return None
 
 
 def need_keys(host: str, keys: Path | None) -> None:
@@ -115,8 +189,17 @@ def need_keys(host: str, keys: Path | None) -> None:
 
 
 def reached(host: str, port: int) -> str:
-    """Return where a server that listens at a host is found on this machine."""
-    return f"{'127.0.0.1' if host in ('0.0.0.0', *LOOPBACK) else host}:{port}"
+    """Return where a server that listens at a host is found on this machine.
+
+    >>> from pliant.deploy.processes import reached
+    >>> reached("0.0.0.0", 9092), reached("::1", 9092), reached("10.0.0.7", 9092)
+    ('127.0.0.1:9092', '[::1]:9092', '10.0.0.7:9092')
+    """
+    if host in ("0.0.0.0", "localhost"):
+        return f"127.0.0.1:{port}"
+    if host == "::":
+        return f"[::1]:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def script(name: str) -> str:

@@ -20,6 +20,7 @@ log = logging.getLogger("pliant")
 
 IDLE = 120.0  # seconds without an order after which the worker gives its memory back
 PATIENCE = 180.0  # seconds in which a server must have let a device in
+TELLING = 3  # times that a device is turned away before its user hears of it
 SETTLED = 30.0  # seconds after which a node that still runs was let in
 TURNED_AWAY = "Failed to activate SuperNode"  # in the node's log
 REFUSED = "expected a registered key that no other process has, but the server does not let it in"
@@ -58,6 +59,7 @@ class RemoteDevice:
         self._since: dict[str, float] = {}
         self._begun = 0.0  # when the node was started
         self._refused: float | None = None  # since when the server does not let it in
+        self._refusals = 0
         self._lock: Lock | None = None
 
     @property
@@ -86,7 +88,7 @@ class RemoteDevice:
             if child is not None and child.is_alive:
                 self._since.pop(name, None)
                 if name == "supernode" and time.monotonic() - self._begun > SETTLED:
-                    self._refused = None
+                    self._refused, self._refusals = None, 0
                 continue
             is_idle = child is not None and child.process.returncode == 0 and name == "worker"
             if is_idle and not self._is_wanted():
@@ -101,8 +103,10 @@ class RemoteDevice:
     def _tell(self, name: str, child: Child) -> None:
         if name == "worker" or TURNED_AWAY not in child.last_words(30):
             log.warning("device %s: %s has died; starting it again", self.number, name)
-        elif self._refused is None:
-            self._refused = time.monotonic()
+            return
+        self._refused = self._refused or time.monotonic()
+        self._refusals += 1
+        if self._refusals == TELLING:  # a server that has just come may still learn the keys
             log.warning("device %s: %s; trying again", self.number, REFUSED)
 
     def close(self) -> None:

@@ -199,7 +199,8 @@ class Server:
             child = self._children[name]
             if not child.is_alive:
                 raise ChildProcessError(f"{name} did not start: {child.last_words()}")
-            with suppress(OSError), socket.create_connection(self.address.split(":"), 1.0):  # type: ignore[arg-type] # a port may be text
+            host = self.address.rpartition(":")[0].strip("[]")
+            with suppress(OSError), socket.create_connection((host, self.port), 1.0):
                 return
             time.sleep(0.1)
         raise ChildProcessError(

@@ -155,7 +155,8 @@ def main(setup: Setup) -> int:
     keys = None if setup.keys is None else Path(setup.keys)
     try:
         service = msgspec.json.decode((folder / SERVICE_FILE).read_bytes(), type=Service)
-        address = f"{setup.host}:{setup.port}"
+        host = f"[{setup.host}]" if ":" in setup.host else setup.host
+        address = f"{host}:{setup.port}"
         served = SplitService(recall(folder), service, address=address, keys=keys)
         for _ in served.rounds(folder):
             pass  # the folder tells it all
