@@ -206,6 +206,16 @@ def test_up_starts_as_many_devices_as_the_file_says(
     assert capsys.readouterr().err == said
 
 
+def test_up_starts_a_whole_fleet_only_if_it_is_told_to(tmp_path, monkeypatch, capsys, calm):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spec.toml").write_text(SPEC)
+    told = ["spec.toml", "fleet.size=40", "--insecure", "--port", free_port()]
+    assert main(["deploy", "up", *told]) == 2
+    assert "Expected --devices N: fleet.size = 40" in capsys.readouterr().err
+    assert main(["deploy", "up", *told, "--devices", "2"]) == 0
+    assert len(calm[0].devices) == 2
+
+
 def test_devices_of_up_get_the_folders_that_the_experiment_names(tmp_path, monkeypatch, calm):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mynet.py").write_text("from pliant.nn.models import digits_cnn as build")

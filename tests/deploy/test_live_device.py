@@ -139,3 +139,15 @@ def test_a_recording_that_only_the_server_has_does_not_keep_a_device_away(tmp_pa
     told = encode(experiment)
     told = told | {"fleet": msgspec.to_builtins(told["fleet"]) | RECORDED}
     assert read_answer(device.answer(packed(Order("hello", told, 0))))[0].kind == "hello"
+
+
+def test_a_device_runs_files_of_its_user_s_folder_only(tmp_path):
+    told = encode(described())
+    odd = told | {"network": {"name": "os:system"}}
+    with pytest.raises(ValueError, match="expected --code FOLDER on the device for 'os:system'"):
+        local(odd, Limits())
+    with pytest.raises(ValueError, match=r"expected FILE\.py:FUNCTION for a device"):
+        local(odd, Limits(code=str(tmp_path)))
+    own = told | {"network": {"name": "/home/me/net.py:build"}}
+    found = local(own, Limits(code=str(tmp_path)))["network"]["name"]
+    assert found == f"{tmp_path / 'net.py'}:build"

@@ -19,6 +19,7 @@ Make keys, and try a federation on this machine.
 Example: pliant deploy up --devices 3"""
 BUILT_IN = {"method": {"type": "fedavg"}, "fleet": {"size": 3, "round_seconds": 30.0}, "rounds": 3}
 LOCAL = "127.0.0.1"
+MANY = 10  # devices, of some hundred MB each, that nobody starts by mistake
 
 app = App(name="deploy", help=HELP, help_format="plaintext")
 
@@ -108,6 +109,8 @@ def up(
         spec, overrides = None, (str(spec), *overrides)
     experiment = load_experiment(spec, overrides) if spec else built_in(overrides, devices)
     said = experiment.fleet.size
+    if devices is None and said > MANY:
+        raise ValueError(f"Expected --devices N: fleet.size = {said} is many for one machine")
     size = devices or said
     fleet = msgspec.structs.replace(experiment.fleet, size=size)
     per_round = min(size, experiment.per_round)

@@ -204,6 +204,8 @@ def local(described: Any, limits: Limits, pace: Pace = "measured") -> Any:
             place, _, function = part["name"].rpartition(":")
             if limits.code is None:
                 raise ValueError(f"expected --code FOLDER on the device for {part['name']!r}")
+            if Path(place).suffix != ".py":
+                raise ValueError(f"expected FILE.py:FUNCTION for a device, got {part['name']!r}")
             part["name"] = f"{Path(limits.code) / Path(place).name}:{function}"
     fleet = _recorded(described["fleet"], limits, pace)
     return described | {"data": data, "network": network, "fleet": fleet}
