@@ -13,7 +13,7 @@ def test_every_round_ends_in_time_and_every_task_once_whatever_happens(tmp_path)
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, str(SCRIPT), "all", "--rounds", "6", "--seconds", "3"]
-    command += ["--allowance", "15", "--port", str(port), "--out", str(tmp_path / "run")]
+    command += ["--allowance", "10", "--port", str(port), "--out", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=840, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     told = done.stdout.partition("faults ")[2]
