@@ -1,6 +1,5 @@
 """`pliant deploy`: the keys of a federation, and a whole one on this machine."""
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -124,7 +123,6 @@ def up(
     open_run(folder, experiment)
     if keys is not None and not keys.exists():
         make_keys(keys, devices=size)
-    logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
     federation = Federation(
         experiment, folder, service=service, port=port, keys=keys, limits=limits
     )

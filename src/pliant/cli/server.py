@@ -73,7 +73,6 @@ def server(
     if keys is not None:
         need_fleet(keys, experiment.fleet.size)
     folder = out or Path("runs") / spec.stem
-    logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
     service = service_of(allowance, patience, squeeze, pace)
     running = serving(experiment)(folder, service, host=host, port=port, keys=keys)
     open_run(folder, experiment)  # last: what cannot be served leaves no folder
@@ -117,6 +116,8 @@ def shown(
     from pliant.deploy.processes import kept
     from pliant.split import AnySplit
 
+    logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
+    logging.getLogger("pliant").setLevel(logging.INFO)  # who has come
     is_split, size = isinstance(experiment.method, AnySplit), experiment.fleet.size
     wanted = size if is_split else min(size, experiment.rules.selected(experiment.per_round))
     try:
