@@ -105,7 +105,6 @@ class Server:
     def start(self) -> None:
         """Start everything and hand the run in."""
         self._lock = Lock(self.folder, LOCK)
-        need_port(self.host, self.port)
         self._prepare()
         self._link()
         self._exec()
