@@ -1,12 +1,11 @@
-"""Full search, random search, equal rates and the fast search on one spec, judged at fresh seeds.
+"""Compare the searches on one spec, with all their tables measured at the same fresh seeds.
 
     python benchmarks/search.py experiments/search/digits.toml --out runs/search_bench/digits
 
-Every search has a folder of its own and goes on from it, so the command can be killed and given
-again. Then every vector of every table is measured at the same judging seeds, which no search has
-seen, and the hypervolume and the served area (see `pliant.explore.front`) are printed with their
-spread over the seeds of the searches, and the short trainings that each took. `judged.csv` has what
-was measured, row by row: cost and loss, both normalised.
+Every search has its own folder and resumes from it, so the command can be killed and repeated. The
+hypervolume and the mean over budgets (see `pliant.table_search.pareto`) are printed with their
+spread over the seeds of the searches, and the number of short trainings. `judged.csv` has the
+normalised cost and loss of every row.
 """
 
 import argparse
@@ -19,112 +18,132 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pliant.engine.search import explore, measured
-from pliant.experiment import build_search, load_search
-from pliant.explore import Exploration, Fast, Nsga2, Random, Table, Uniform
-from pliant.explore.front import hypervolume, served
-from pliant.rng import number
+from pliant.experiment.build import build_search
+from pliant.experiment.config import SearchRun, load_search
+from pliant.nn.pareto_table import ParetoTable
+from pliant.rng import derive_seed
+from pliant.table_search import Nsga2, RandomSearch, SearchSettings, SurrogateSearch, UniformRates
+from pliant.table_search.pareto import average_over_budgets, hypervolume
+from pliant.table_search.run import SearchProgress, iter_search, measure_vectors
 
 
 def main() -> None:
-    """Run what is asked for and print one table."""
+    """Run the searches and print one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("spec", type=Path)
-    parser.add_argument("overrides", nargs="*", help="key=value in the place of what the file says")
+    parser.add_argument("overrides", nargs="*", help="key=value pairs that override the file")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3, help="of each search")
-    parser.add_argument("--judges", type=int, default=10, help="seeds for the judgement")
-    parser.add_argument("--rows", type=int, default=24, help="rows of each table that are judged")
+    parser.add_argument("--judges", type=int, default=10, help="seeds of the final measurement")
+    parser.add_argument("--rows", type=int, default=24, help="rows of each table that are measured")
     parser.add_argument("--only", nargs="*", default=["uniform", "fast", "nsga2", "random"])
-    given = parser.parse_args()
-    run = load_search(given.spec, given.overrides)
-    net, proxy = build_search(run)
-    ways = searches(run.search)
-    tables: dict[str, list[tuple[Table, int]]] = {}
-    for name in given.only:
-        for seed in range(given.seeds if name != "uniform" else 1):
-            how = msgspec.structs.replace(run.search, by=ways[name], seed=seed)
-            begun, last = time.monotonic(), None
-            for last in explore(
-                net,
-                proxy,
-                how,
-                workers=run.workers,
-                folder=given.out / f"{name}-{seed}",
-                source=partial(build_search, run),
-            ):
-                spent = time.monotonic() - begun
-                told = f"{name}-{seed} {last.stage} {last.trainings}/{last.expected}"
-                sys.stderr.write(f"{told} hypervolume {last.hypervolume:.4f} {spent:.0f} s\n")
-            assert last is not None
-            assert last.table is not None
-            tables.setdefault(name, []).append((last.table, last.trainings))
-    judged(given, run, tables)
+    options = parser.parse_args()
+    run = load_search(options.spec, options.overrides)
+    algorithms = make_algorithms(run.search)
+    results: dict[str, list[SearchProgress]] = {}
+    for name in options.only:
+        for seed in range(options.seeds if name != "uniform" else 1):
+            settings = msgspec.structs.replace(run.search, algorithm=algorithms[name], seed=seed)
+            result = run_search(run, settings, options.out / f"{name}-{seed}")
+            results.setdefault(name, []).append(result)
+    compare_tables(options, run, results)
 
 
-def searches(how: Exploration) -> dict[str, Fast | Nsga2 | Random | Uniform]:
+def make_algorithms(
+    settings: SearchSettings,
+) -> dict[str, SurrogateSearch | Nsga2 | RandomSearch | UniformRates]:
     """Return the searches; random search gets as many vectors as the genetic one."""
-    full = how.full
-    fast = how.by if isinstance(how.by, Fast) else Fast()
-    many = Random(vectors=full.population * (full.generations + 1))
-    return {"fast": fast, "nsga2": full, "random": many, "uniform": Uniform(how.rows)}
-
-
-def judged(
-    given: argparse.Namespace, run: object, tables: dict[str, list[tuple[Table, int]]]
-) -> None:
-    """Measure rows of every table at the same seeds and print what they hold."""
-    from pliant.experiment import SearchRun
-
-    assert isinstance(run, SearchRun)
-    net, proxy = build_search(run)
-    seeds = tuple(number(run.search.objective.seed, "judge", n) for n in range(given.judges))
-    chosen = {
-        (name, place): spaced(table, given.rows)
-        for name, found in tables.items()
-        for place, (table, _) in enumerate(found)
+    full, fast = settings.full_algorithm, settings.algorithm
+    return {
+        "fast": fast if isinstance(fast, SurrogateSearch) else SurrogateSearch(),
+        "nsga2": full,
+        "random": RandomSearch(vectors=full.population * (full.generations + 1)),
+        "uniform": UniformRates(settings.rows),
     }
-    vectors = np.array(sorted({rates for rows in chosen.values() for rates in rows}))
-    points = measured(
+
+
+def run_search(run: SearchRun, settings: SearchSettings, folder: Path) -> SearchProgress:
+    """Run one search, print its progress, and return the last one."""
+    net, proxy = build_search(run)
+    start, progress = time.monotonic(), None
+    for progress in iter_search(
+        net,
+        proxy,
+        settings,
+        workers=run.workers,
+        folder=folder,
+        make_inputs=partial(build_search, run),
+    ):
+        count = f"{progress.trainings}/{progress.expected}"
+        volume, seconds = progress.hypervolume, time.monotonic() - start
+        text = f"{folder.name} {progress.stage} {count} hypervolume {volume:.4f} {seconds:.0f} s"
+        sys.stderr.write(f"{text}\n")
+    assert progress is not None
+    return progress
+
+
+def compare_tables(
+    options: argparse.Namespace, run: SearchRun, results: dict[str, list[SearchProgress]]
+) -> None:
+    """Measure rows of every table at the same seeds and print the scores."""
+    selected = {
+        (name, seed): select_spaced_rows(result.table, options.rows)
+        for name, by_seed in results.items()
+        for seed, result in enumerate(by_seed)
+        if result.table is not None
+    }
+    points = measure_points(options, run, {rates for rows in selected.values() for rates in rows})
+    print(f"{'search':8} {'hypervolume':>17} {'served':>17} {'trainings':>10} {'of nsga2':>9}")
+    base = results["nsga2"][0].trainings if "nsga2" in results else None
+    lines = ["search,seed,trainings,cost,loss"]
+    for name, by_seed in results.items():
+        volumes, averages = [], []
+        for seed, result in enumerate(by_seed):
+            rows = sorted(points[rates] for rates in selected[name, seed])
+            prefix = f"{name},{seed},{result.trainings}"
+            lines += [f"{prefix},{cost:.6f},{loss:.6f}" for cost, loss in rows]
+            costs, losses = np.array(rows).T
+            volumes.append(hypervolume(costs, losses))
+            averages.append(average_over_budgets(costs, losses))
+        count = by_seed[0].trainings
+        share = f"{count / base:9.1%}" if base else ""
+        scores = f"{format_spread(volumes):>17} {format_spread(averages):>17}"
+        print(f"{name:8} {scores} {count:>10} {share}")
+    (options.out / "judged.csv").write_text("\n".join(lines) + "\n")
+
+
+def measure_points(
+    options: argparse.Namespace, run: SearchRun, rows: set[tuple[float, ...]]
+) -> dict[tuple[float, ...], list[float]]:
+    """Return cost and loss of each vector, measured at seeds that no search has used."""
+    net, proxy = build_search(run)
+    seeds = tuple(derive_seed(run.search.objective.seed, "judge", n) for n in range(options.judges))
+    vectors = sorted(rows)
+    points = measure_vectors(
         net,
         proxy,
         run.search,
-        vectors,
+        np.array(vectors),
         seeds,
         workers=run.workers,
-        folder=given.out / "judge",
-        source=partial(build_search, run),
+        folder=options.out / "judge",
+        make_inputs=partial(build_search, run),
     )
-    at = {tuple(v): point for v, point in zip(vectors.tolist(), points.tolist(), strict=True)}
-    print(f"{'search':8} {'hypervolume':>17} {'served':>17} {'trainings':>10} {'of nsga2':>9}")
-    base = tables["nsga2"][0][1] if "nsga2" in tables else None
-    lines = ["search,seed,trainings,cost,loss"]
-    for name, found in tables.items():
-        areas, shares = [], []
-        for place, (_, trainings) in enumerate(found):
-            points = sorted(at[rates] for rates in chosen[name, place])
-            lines += [f"{name},{place},{trainings},{cost:.6f},{loss:.6f}" for cost, loss in points]
-            costs, losses = np.array(points).T
-            areas.append(hypervolume(costs, losses))
-            shares.append(served(costs, losses))
-        count = found[0][1]
-        part = f"{count / base:9.1%}" if base else ""
-        print(f"{name:8} {spread(areas):>17} {spread(shares):>17} {count:>10} {part}")
-    (given.out / "judged.csv").write_text("\n".join(lines) + "\n")
+    return dict(zip(vectors, points.tolist(), strict=True))
 
 
-def spaced(table: Table, count: int) -> list[tuple[float, ...]]:
-    """Return rows of a table whose costs lie evenly, so that every table has as many chances."""
+def select_spaced_rows(table: ParetoTable, count: int) -> list[tuple[float, ...]]:
+    """Return rows of a table that are evenly spaced in cost."""
     shares = np.asarray(table.shares)
-    wanted = np.linspace(shares[0], shares[-1], count)
-    places = sorted({int(np.abs(shares - at).argmin()) for at in wanted})
-    return [table.rates[place] for place in places]
+    targets = np.linspace(shares[0], shares[-1], count)
+    rows = sorted({int(np.abs(shares - target).argmin()) for target in targets})
+    return [table.rates[row] for row in rows]
 
 
-def spread(values: list[float]) -> str:
-    """Return mean and standard deviation."""
-    sd = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.4f} ± {sd:.4f}"
+def format_spread(values: list[float]) -> str:
+    """Format mean and standard deviation."""
+    std = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.fmean(values):.4f} ± {std:.4f}"
 
 
 if __name__ == "__main__":

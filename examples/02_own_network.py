@@ -1,4 +1,4 @@
-"""Make any network of your own elastic: which filters can be dropped, and what that saves."""
+"""Make your own network elastic: see which filters can be dropped and what that saves."""
 
 import torch
 from torch import Tensor, nn
@@ -6,8 +6,8 @@ from torch import Tensor, nn
 import pliant as pl
 
 
-class Own(nn.Module):
-    """A residual block between two convolutions; nothing here knows of pliant."""
+class OwnNet(nn.Module):
+    """A residual block between two convolutions, in plain PyTorch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,15 +22,15 @@ class Own(nn.Module):
         return self.head(x.mean(dim=(2, 3)))
 
 
-net = pl.elastic(Own(), example=torch.zeros(1, 1, 28, 28))
-print(net.explain())
+net = pl.elastic(OwnNet(), example=torch.zeros(1, 1, 28, 28))
+print(net.summary())
 
-subnet = net.draw([0.5] * len(net.sites), pl.stream(0, "example"))
+subnet = net.draw([0.5] * len(net.sites), pl.rng_stream(0, "example"))
 print(f"full {net.macs(0.0):,.0f} MACs, this subnet {net.macs(subnet):,.0f}")
 
-learner = pl.Learner(net, pl.params_of(net.net), pl.Sgd(lr=0.1))
+trainer = pl.SubnetTrainer(net, pl.get_params(net.module), pl.Sgd(lr=0.1))
 images, labels = torch.randn(32, 1, 28, 28), torch.randint(10, (32,))
 for step in range(3):
-    learner.switch(net.draw([0.5] * len(net.sites), pl.stream(0, "example", step)))
-    loss = learner.step(images, lambda output: nn.functional.cross_entropy(output, labels), lr=0.1)
+    trainer.switch(net.draw([0.5] * len(net.sites), pl.rng_stream(0, "example", step)))
+    loss = trainer.step(images, lambda output: nn.functional.cross_entropy(output, labels), lr=0.1)
     print(f"step {step}: loss {float(loss):.3f}")

@@ -1,4 +1,4 @@
-"""Play a recording of real devices: who ran what when, at what rates, and who was late."""
+"""Replay recorded device speeds: see what each device trained, and which were late."""
 
 import tempfile
 from pathlib import Path
@@ -18,14 +18,16 @@ gateway,0.9,0.8
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder, "speeds.csv")
     path.write_text(RECORDING)
-    fleet = pl.Fleet(size=3, speed=pl.Recorded(str(path), period=2.0))
+    fleet = pl.Fleet(size=3, speed=pl.RecordedTrace(str(path), period=2.0))
     data = pl.data.digits().share(pl.Iid(), devices=3, proxy=7000)
-    setting = pl.Setting(rounds=2, per_round=3, rules=pl.Rules(late="discard"))
+    settings = pl.RunSettings(rounds=2, per_round=3, rules=pl.RoundRules(late="discard"))
     run = Path(folder, "run")
     net = pl.models.digits_cnn(classes=10)
-    for record in pl.simulate(pl.Distreal(), net, data, fleet, setting=setting, folder=run):
-        print(f"round {record.round}: {record.ends}, {record.utilisation:.0%} of the compute used")
-    for event in pl.events(run):
-        if isinstance(event, pl.TaskRecord):
-            rows = " ".join(str(row) for row in event.rows)
-            print(f"device {event.device}, round {event.round}: {event.end}; rows {rows}")
+    for record in pl.simulate(pl.Distreal(), net, data, fleet, settings=settings, folder=run):
+        print(
+            f"round {record.round}: {record.outcomes}, {record.utilisation:.0%} of the compute used"
+        )
+    for record in pl.read_records(run):
+        if isinstance(record, pl.TaskRecord):
+            rows = " ".join(str(row) for row in record.rows)
+            print(f"device {record.device}, round {record.round}: {record.outcome}; rows {rows}")

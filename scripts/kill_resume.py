@@ -1,13 +1,13 @@
-"""Kill a small run again and again, resume it, and compare it with one that was left alone.
+"""Kill a small run again and again, resume it, and compare it with an undisturbed run.
 
     python scripts/kill_resume.py --kills 200
 
-Every life of the run ends by SIGKILL at progress that is observed from outside: so many records
-written, the records of a lost round cut off, a checkpoint half written, a checkpoint just there.
-When a run gets through, its last record and all of `events.jsonl` must be those of the undisturbed
-run, byte for byte, and the next run begins. At last a control, which must differ: a run that is
-killed once and goes on from a checkpoint in which the largest tensor was changed. `--folder` keeps
-everything there, and goes on from it when called again.
+Each process of the run is killed (SIGKILL) at a point of progress observed from outside: so many
+records written, the records of a lost round removed, a checkpoint half written, a checkpoint just
+written. When a run finishes, its last record and all of `events.jsonl` must equal those of the
+undisturbed run, byte for byte; then the next run starts. A control follows, which must differ: a
+run that is killed once and resumes from a checkpoint whose largest tensor was changed. `--folder`
+keeps all files, and a second call with the same folder continues.
 """
 
 import argparse
@@ -79,13 +79,13 @@ options = { hidden = 16 }
 every = 18
 """
 SPECS = {"federated": FEDERATED, "split": SPLIT}
-KINDS = ("records", "records", "cut off", "half saved", "saved")
+KILL_POINTS = ("records", "records", "truncated", "half saved", "saved")
 WORKERS = {"inline": 'type="inline"', "processes": 'type="processes",count=2'}
-A_LIFE = 120.0  # seconds after which a life is taken to hang
+TIMEOUT = 120.0  # seconds after which a process counts as hung
 
 
-class Life(Protocol):
-    """A run under way in a process of its own."""
+class RunProcess(Protocol):
+    """A process that runs pliant."""
 
     @property
     def pid(self) -> int: ...
@@ -95,12 +95,12 @@ class Life(Protocol):
     def wait(self) -> int: ...
 
 
-class Nursery:
-    """A process that has imported everything and forks a life when asked: no import each time."""
+class ForkServer:
+    """A process that has imported everything and forks a run on request, which saves imports."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--nursery"],
+            [sys.executable, __file__, "--fork-server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -108,16 +108,16 @@ class Nursery:
         self.pid = 0
         self._code: int | None = None
 
-    def start(self, *arguments: str) -> "Nursery":
-        self._put(json.dumps(arguments))
-        self.pid, self._code = int(self._get()), None
+    def start(self, *arguments: str) -> "ForkServer":
+        self._write(json.dumps(arguments))
+        self.pid, self._code = int(self._read()), None
         return self
 
     def poll(self) -> int | None:
         if self._code is None:
-            self._put("poll")
-            answer = self._get()
-            self._code = None if answer == "alive" else int(answer)
+            self._write("poll")
+            reply = self._read()
+            self._code = None if reply == "alive" else int(reply)
         return self._code
 
     def wait(self) -> int:
@@ -126,26 +126,26 @@ class Nursery:
         return code
 
     def close(self) -> None:
-        _pipe(self._process.stdin).close()
+        _require_pipe(self._process.stdin).close()
         self._process.wait()
-        _pipe(self._process.stdout).close()
+        _require_pipe(self._process.stdout).close()
 
-    def _put(self, line: str) -> None:
-        _pipe(self._process.stdin).write(line + "\n")
-        _pipe(self._process.stdin).flush()
+    def _write(self, line: str) -> None:
+        _require_pipe(self._process.stdin).write(line + "\n")
+        _require_pipe(self._process.stdin).flush()
 
-    def _get(self) -> str:
-        return _pipe(self._process.stdout).readline().strip()
-
-
-def _pipe(found: IO[str] | None) -> IO[str]:
-    assert found is not None
-    return found
+    def _read(self) -> str:
+        return _require_pipe(self._process.stdout).readline().strip()
 
 
-def nursery() -> None:
-    """Fork a life for each line of arguments, and tell whether it is over when polled."""
-    for name in ("engine.simulate", "experiment", "cli.run"):
+def _require_pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe
+
+
+def serve_forks() -> None:
+    """Fork a run for each line of arguments, and report whether it has ended when polled."""
+    for name in ("engine.simulate", "experiment.build", "cli.run"):
         import_module(f"pliant.{name}")
     import torch
 
@@ -153,27 +153,27 @@ def nursery() -> None:
     from pliant.nn.elastic import elastic
     from pliant.nn.models import digits_cnn
 
-    torch.set_num_threads(1)  # a fork has none of its parent's threads
-    elastic(digits_cnn(), torch.zeros(1, 1, 28, 28))  # what the first trace imports
+    torch.set_num_threads(1)  # threads do not survive a fork
+    elastic(digits_cnn(), torch.zeros(1, 1, 28, 28))  # the first trace imports more
 
     pid = 0
     for line in sys.stdin:
         if line.strip() == "poll":
-            found, status = os.waitpid(pid, os.WNOHANG)
-            sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n" if found else "alive\n")
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n" if ended else "alive\n")
         else:
             pid = os.fork()
             if not pid:
-                quiet = os.open(os.devnull, os.O_RDWR)
-                os.dup2(quiet, 0)
-                os.dup2(quiet, 1)
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, 0)
+                os.dup2(null, 1)
                 os._exit(main(json.loads(line)))
             sys.stdout.write(f"{pid}\n")
         sys.stdout.flush()
 
 
 class Processes:
-    """Start each life as a user does."""
+    """Start each run as a user would."""
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "pliant", *arguments]
@@ -183,87 +183,87 @@ class Processes:
         pass
 
 
-class Watch:
-    """What can be seen of a run from outside, and when a kill of some kind is due."""
+class ProgressWatch:
+    """Observe the files of a run, and decide when to kill it."""
 
-    def __init__(self, folder: Path, kind: str, lines: int) -> None:
+    def __init__(self, folder: Path, kill_point: str, lines: int) -> None:
         self._records = folder / "events.jsonl"
         self._checkpoints = folder / "checkpoints"
-        self._kind = kind
+        self._kill_point = kill_point
         self._lines = lines
-        self._first = self._size()
-        self._changed = False
+        self._first_size = self._read_size()
+        self._has_changed = False
         self._base = 0
-        self._saved = self._names(".ckpt")
+        self._saved = self._list_names(".ckpt")
 
     def is_due(self) -> bool:
-        size = self._size()
-        if not self._changed and size != self._first:
-            self._changed = True
-            self._base = min(size, self._first)
-        match self._kind:
-            case "records":  # since the life began, behind what it has cut off
-                return self._changed and self._grown() >= self._lines
-            case "cut off":
-                return self._changed
+        size = self._read_size()
+        if not self._has_changed and size != self._first_size:
+            self._has_changed = True
+            self._base = min(size, self._first_size)
+        match self._kill_point:
+            case "records":  # since the process started, after what it has removed
+                return self._has_changed and self._count_new_lines() >= self._lines
+            case "truncated":
+                return self._has_changed
             case "half saved":
-                return bool(self._names(".tmp"))
+                return bool(self._list_names(".tmp"))
             case _:
-                return bool(self._names(".ckpt") - self._saved)
+                return bool(self._list_names(".ckpt") - self._saved)
 
-    def _size(self) -> int:
+    def _read_size(self) -> int:
         return self._records.stat().st_size if self._records.exists() else 0
 
-    def _grown(self) -> int:
+    def _count_new_lines(self) -> int:
         with open(self._records, "rb") as file:
             file.seek(self._base)
             return file.read().count(b"\n")
 
-    def _names(self, ending: str) -> set[str]:
+    def _list_names(self, ending: str) -> set[str]:
         if not self._checkpoints.is_dir():
             return set()
         return {name for name in os.listdir(self._checkpoints) if name.endswith(ending)}
 
 
-def killed(life: Life, watch: Watch) -> bool:
-    """Kill a life when it is due; return False if it was over before."""
-    end = time.monotonic() + A_LIFE
+def kill_when_due(process: RunProcess, watch: ProgressWatch) -> bool:
+    """Kill a process at its kill point; return False if it ended before."""
+    deadline = time.monotonic() + TIMEOUT
     while not watch.is_due():
-        if life.poll() is not None:
+        if process.poll() is not None:
             return False
-        if time.monotonic() > end:
-            os.kill(life.pid, signal.SIGKILL)
-            raise SystemExit(f"a life hung for {A_LIFE} s")
+        if time.monotonic() > deadline:
+            os.kill(process.pid, signal.SIGKILL)
+            raise SystemExit(f"a process hung for {TIMEOUT} s")
         time.sleep(0.0005)
     with suppress(ProcessLookupError):
-        os.kill(life.pid, signal.SIGKILL)
-    return life.wait() == -signal.SIGKILL
+        os.kill(process.pid, signal.SIGKILL)
+    return process.wait() == -signal.SIGKILL
 
 
-def outcome(folder: Path) -> tuple[str, bytes]:
+def read_result(folder: Path) -> tuple[str, bytes]:
     """Return the SHA-256 of the final network, and all records."""
     events = (folder / "events.jsonl").read_bytes()
     digest = json.loads(events.splitlines()[-1])["digest"]
     if digest is None:
-        raise SystemExit(f"{folder}: the run has no end")
+        raise SystemExit(f"{folder}: the run is not finished")
     return digest, events
 
 
-def spoil(folder: Path) -> None:
+def change_checkpoint(folder: Path) -> None:
     """Change the largest tensor in the newest checkpoint."""
-    from pliant import checkpoint
+    from pliant.storage import checkpoint
 
-    found = checkpoint.newest(folder / "checkpoints")
-    if found is not None:
-        number, tensors, state = found
+    newest = checkpoint.load_newest(folder / "checkpoints")
+    if newest is not None:
+        generation, tensors, state = newest
         largest = max(tensors, key=lambda name: tensors[name].numel())
         tensors[largest] = tensors[largest] + 1
-        checkpoint.save(folder / "checkpoints", number, tensors, state)
+        checkpoint.save(folder / "checkpoints", generation, tensors, state)
 
 
 @contextmanager
-def workplace(folder: Path | None) -> Iterator[Path]:
-    """Give a folder that goes away, unless one is named."""
+def open_folder(folder: Path | None) -> Iterator[Path]:
+    """Yield the folder, or a temporary one."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
@@ -272,111 +272,117 @@ def workplace(folder: Path | None) -> Iterator[Path]:
         yield Path(name)
 
 
-class Torment:
-    """Runs that are killed and resumed in one place, and what is known of them."""
+class KillTest:
+    """Runs that are killed and resumed in one folder, and their progress."""
 
-    def __init__(self, place: Path, source: "Processes | Nursery", kind: str, workers: str) -> None:
-        self._source = source
-        self._folder = place / "killed"
-        self._progress = place / "progress.json"
-        spec = place / "small.toml"
+    def __init__(
+        self, folder: Path, launcher: "Processes | ForkServer", kind: str, workers: str
+    ) -> None:
+        self._launcher = launcher
+        self._run_folder = folder / "killed"
+        self._progress = folder / "progress.json"
+        spec = folder / "small.toml"
         spec.write_text(SPECS[kind])
-        self._begin = ("run", str(spec), f"workers={{{workers}}}", "--out")
+        self._first_command = ("run", str(spec), f"workers={{{workers}}}", "--out")
         state = {"kills": 0, "runs": 0, "kinds": {}}
         if self._progress.exists():
             state = json.loads(self._progress.read_text())
         self.kills, self.runs = state["kills"], state["runs"]
-        self.kinds = Counter(state["kinds"])
-        self.wanted = self._undisturbed(place / "undisturbed")
+        self.kill_points = Counter(state["kinds"])
+        self.expected = self._run_undisturbed(folder / "undisturbed")
 
-    def live(self, *, may_die: bool) -> None:
-        """Begin the run or go on with it, until it is killed or through."""
-        draws = random.Random(f"{self.kills} {self.runs}")
-        kind = draws.choice(KINDS)
-        watch = Watch(self._folder, kind, draws.randint(1, 25))
-        life = self._start(self._folder)
-        if may_die and killed(life, watch):
+    def step(self, *, may_kill: bool) -> None:
+        """Start or resume the run, until it is killed or finished."""
+        rng = random.Random(f"{self.kills} {self.runs}")
+        kill_point = rng.choice(KILL_POINTS)
+        watch = ProgressWatch(self._run_folder, kill_point, rng.randint(1, 25))
+        process = self._start(self._run_folder)
+        if may_kill and kill_when_due(process, watch):
             self.kills += 1
-            self.kinds[kind] += 1
+            self.kill_points[kill_point] += 1
         else:
-            _end_well(life)
-            found = outcome(self._folder)
-            if found != self.wanted:
-                raise SystemExit(f"after {self.kills} kills: {found[0]}, not {self.wanted[0]}")
+            _wait_for_success(process)
+            result = read_result(self._run_folder)
+            if result != self.expected:
+                raise SystemExit(
+                    f"after {self.kills} kills: expected {self.expected[0]}, got {result[0]}"
+                )
             self.runs += 1
-            shutil.rmtree(self._folder)
-        state = {"kills": self.kills, "runs": self.runs, "kinds": self.kinds}
+            shutil.rmtree(self._run_folder)
+        state = {"kills": self.kills, "runs": self.runs, "kinds": self.kill_points}
         self._progress.write_text(json.dumps(state))
 
-    def is_through(self) -> bool:
-        """Tell whether no run is under way."""
-        return not self._folder.exists()
+    def is_idle(self) -> bool:
+        """Return whether no run is unfinished."""
+        return not self._run_folder.exists()
 
-    def control(self) -> None:
-        """Kill a run once and restore less than all: it must not come to the same result."""
-        if not killed(self._start(self._folder), Watch(self._folder, "saved", 0)):
+    def check_control(self) -> None:
+        """Kill a run once and resume it from a changed checkpoint: its result must differ."""
+        watch = ProgressWatch(self._run_folder, "saved", 0)
+        if not kill_when_due(self._start(self._run_folder), watch):
             raise SystemExit("the control was not killed")
-        spoil(self._folder)
-        _end_well(self._start(self._folder))
-        if outcome(self._folder)[0] == self.wanted[0]:
-            raise SystemExit("the control is the same, though its weights were not restored")
-        shutil.rmtree(self._folder)
+        change_checkpoint(self._run_folder)
+        _wait_for_success(self._start(self._run_folder))
+        if read_result(self._run_folder)[0] == self.expected[0]:
+            raise SystemExit("expected another result from a changed checkpoint, got the same")
+        shutil.rmtree(self._run_folder)
 
-    def _undisturbed(self, folder: Path) -> tuple[str, bytes]:
+    def _run_undisturbed(self, folder: Path) -> tuple[str, bytes]:
         if not (folder / "done").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            _end_well(self._start(folder))
+            _wait_for_success(self._start(folder))
             (folder / "done").touch()
-        return outcome(folder)
+        return read_result(folder)
 
-    def _start(self, folder: Path) -> Life:
-        is_begun = (folder / "config.json").exists()
-        return self._source.start(*(("run", "--resume") if is_begun else self._begin), str(folder))
-
-
-def _end_well(life: Life) -> None:
-    if code := life.wait():
-        raise SystemExit(f"a life ended with exit code {code} by itself")
+    def _start(self, folder: Path) -> RunProcess:
+        is_started = (folder / "config.json").exists()
+        command = ("run", "--resume") if is_started else self._first_command
+        return self._launcher.start(*command, str(folder))
 
 
-def torment(place: Path, asked: argparse.Namespace) -> int:
+def _wait_for_success(process: RunProcess) -> None:
+    if code := process.wait():
+        raise SystemExit(f"expected a process to end with exit code 0, got {code}")
+
+
+def run_test(folder: Path, options: argparse.Namespace) -> int:
     """Kill and resume until there were enough kills; return the exit code."""
-    end = time.monotonic() + asked.seconds
-    source: Processes | Nursery = Nursery() if asked.fork else Processes()
+    deadline = time.monotonic() + options.seconds
+    launcher: Processes | ForkServer = ForkServer() if options.fork else Processes()
     try:
-        runs = Torment(place, source, asked.runs, WORKERS[asked.workers])
-        while runs.kills < asked.kills or not runs.is_through():
-            if time.monotonic() > end:
-                sys.stdout.write(f"{runs.kills} kills so far: call again with this folder\n")
+        test = KillTest(folder, launcher, options.runs, WORKERS[options.workers])
+        while test.kills < options.kills or not test.is_idle():
+            if time.monotonic() > deadline:
+                sys.stdout.write(f"{test.kills} kills so far: call again with this folder\n")
                 return 75  # EX_TEMPFAIL
-            runs.live(may_die=runs.kills < asked.kills)
-        runs.control()
+            test.step(may_kill=test.kills < options.kills)
+        test.check_control()
     finally:
-        source.close()
-    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(runs.kinds.items()))
+        launcher.close()
+    kill_points = ", ".join(f"{count} {point}" for point, count in sorted(test.kill_points.items()))
     sys.stdout.write(
-        f"{runs.kills} kills ({kinds}) in {runs.runs} runs: one SHA-256, {runs.wanted[0]}, and "
-        "the same records; another where state is not restored\n"
+        f"{test.kills} kills ({kill_points}) in {test.runs} runs: one SHA-256, {test.expected[0]}, "
+        "and the same records; another SHA-256 from a changed checkpoint\n"
     )
     return 0
 
 
 def main() -> int:
-    """Read the command line."""
+    """Read the command line and run the test."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--runs", choices=sorted(SPECS), default="federated")
-    parser.add_argument("--folder", type=Path, help="keep the runs here, and go on from them")
+    parser.add_argument("--folder", type=Path, help="keep the runs here, and continue them")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after about this time")
     parser.add_argument("--workers", choices=sorted(WORKERS), default="inline")
-    parser.add_argument("--fork", action="store_true", help="import once, fork each life")
-    parser.add_argument("--nursery", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.nursery:
-        nursery()
+    parser.add_argument("--fork", action="store_true", help="import once, fork each process")
+    parser.add_argument("--fork-server", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.fork_server:
+        serve_forks()
         return 0
-    with workplace(asked.folder) as place:
-        return torment(place, asked)
+    with open_folder(options.folder) as folder:
+        return run_test(folder, options)
 
 
 if __name__ == "__main__":

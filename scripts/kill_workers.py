@@ -1,9 +1,9 @@
-"""Kill a worker process in each of some runs: every run must end, with the result of all others.
+"""Kill a worker process in each of several runs: all must finish with the same result.
 
     python scripts/kill_workers.py --runs 20
 
-A worker is killed (SIGKILL) at a moment that changes from run to run: while it starts, or while it
-trains in some round.
+A worker is killed (SIGKILL) at a time that varies between runs: while it starts, or while it trains
+in some round.
 """
 
 import argparse
@@ -38,60 +38,60 @@ name = "digits_cnn"
 [evaluation]
 every = 6
 """
-HANG = 180.0  # seconds
+TIMEOUT = 180.0  # seconds
 
 
-def run(spec: Path, folder: Path, workers: str, kill: random.Random | None) -> tuple[str, int]:
-    """Run once, perhaps with a kill; return the final SHA-256 and how many workers were killed."""
+def run(spec: Path, folder: Path, workers: str, rng: random.Random | None) -> tuple[str, int]:
+    """Run once, with a kill if `rng` is given; return the final SHA-256 and the number of kills."""
     command = [sys.executable, "-m", "pliant", "run", str(spec), workers, "--out", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
-            kills = _kill_one(process, folder, kill) if kill is not None else 0
-            code = process.wait(HANG)
+            kills = _kill_worker(process, folder, rng) if rng is not None else 0
+            code = process.wait(TIMEOUT)
         except BaseException:
             process.kill()
             raise
     if code:
-        raise SystemExit(f"a run ended with exit code {code}")
-    return digest(folder), kills
+        raise SystemExit(f"expected a run to end with exit code 0, got {code}")
+    return read_digest(folder), kills
 
 
-def digest(folder: Path) -> str:
-    """Return the SHA-256 of the network that a run came to."""
+def read_digest(folder: Path) -> str:
+    """Return the SHA-256 of the final network of a run."""
     last = (folder / "events.jsonl").read_bytes().splitlines()[-1]
-    found: str = json.loads(last)["digest"]
-    return found
+    digest: str = json.loads(last)["digest"]
+    return digest
 
 
-def _kill_one(process: "subprocess.Popen[bytes]", folder: Path, draws: random.Random) -> int:
-    """Kill a worker when so many records are written; 0 is while it starts."""
-    lines = draws.choice((0, 1, 5, 10, 15, 20))
-    delay = draws.random() * (2.0 if lines == 0 else 0.02)
-    end = time.monotonic() + HANG
-    while process.poll() is None and time.monotonic() < end:
-        workers = _workers(process.pid)
-        if workers and _records(folder) >= lines:
+def _kill_worker(process: "subprocess.Popen[bytes]", folder: Path, rng: random.Random) -> int:
+    """Kill a worker after a random number of records; 0 means while it starts."""
+    lines = rng.choice((0, 1, 5, 10, 15, 20))
+    delay = rng.random() * (2.0 if lines == 0 else 0.02)
+    deadline = time.monotonic() + TIMEOUT
+    while process.poll() is None and time.monotonic() < deadline:
+        workers = _find_workers(process.pid)
+        if workers and _count_records(folder) >= lines:
             time.sleep(delay)
             with suppress(psutil.NoSuchProcess):
-                os.kill(draws.choice(workers).pid, signal.SIGKILL)
+                os.kill(rng.choice(workers).pid, signal.SIGKILL)
                 return 1
         time.sleep(0.001)
     return 0
 
 
-def _workers(parent: int) -> Sequence[psutil.Process]:
-    found = []
+def _find_workers(parent: int) -> Sequence[psutil.Process]:
+    workers = []
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(parent).children():
             with suppress(psutil.NoSuchProcess):
                 if "spawn_main" in " ".join(child.cmdline()):
-                    found.append(child)
-    return found
+                    workers.append(child)
+    return workers
 
 
-def _records(folder: Path) -> int:
+def _count_records(folder: Path) -> int:
     path = folder / "events.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else -1
+    return path.read_bytes().count(b"\n") - 1 if path.exists() else -1  # without the header
 
 
 def main() -> int:
@@ -99,23 +99,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pliant-kill-") as name:
         spec = Path(name, "small.toml")
         spec.write_text(SPEC)
-        wanted, _ = run(spec, Path(name, "calm"), 'workers={type="inline"}', None)
+        expected, _ = run(spec, Path(name, "undisturbed"), 'workers={type="inline"}', None)
         killed = 0
-        for number in range(asked.runs):
-            draws = random.Random(f"{asked.seed} {number}")
+        for number in range(options.runs):
+            rng = random.Random(f"{options.seed} {number}")
             folder, workers = Path(name, str(number)), 'workers={type="processes",count=2}'
-            found, kills = run(spec, folder, workers, draws)
+            digest, kills = run(spec, folder, workers, rng)
             killed += kills
-            if found != wanted:
-                raise SystemExit(f"run {number}: {found} in the place of {wanted}")
+            if digest != expected:
+                raise SystemExit(f"run {number}: expected {expected}, got {digest}")
     sys.stdout.write(
-        f"{killed} workers killed in {asked.runs} runs: one SHA-256, {wanted}, as inline\n"
+        f"{killed} workers killed in {options.runs} runs: one SHA-256, {expected}, as inline\n"
     )
-    return 0 if killed == asked.runs else 1
+    return 0 if killed == options.runs else 1
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Measure what the wire adds to an exchange of split learning: one device process, TLS and keys.
+"""Measure what the network adds to an exchange of split learning: one device process, TLS and keys.
 
     python scripts/split_wire.py [SPEC.toml] --rounds 12
 
 The same experiment, with one client, runs in this process first and over loopback afterwards;
-without a file `splitfed` on 640 of the digits, in mini-batches of 32. Wall
-time is that of rounds only; CPU time is that of both processes, checkpoints included. The first
-round (start-up) and the last one (evaluation) do not count.
+without a file, `splitfed` on 640 of the digits in mini-batches of 32. Wall time covers rounds only;
+CPU time covers both processes, including checkpoints. The first round (start-up) and the last one
+(evaluation) do not count.
 """
 
 import argparse
@@ -18,15 +18,16 @@ from statistics import median
 import psutil
 import torch
 
-from pliant.deploy.host import Limits
-from pliant.deploy.keys import make_keys
-from pliant.deploy.service import Service
-from pliant.deploy.split_node import SplitRemoteDevice
-from pliant.deploy.split_serve import SplitService
-from pliant.engine.split import simulate_split
-from pliant.experiment import Experiment, build, load_experiment
+from pliant.deploy.device.host import Limits
+from pliant.deploy.grpc.server_main import SplitServerRun
+from pliant.deploy.security.certificates import make_keys
+from pliant.deploy.settings import ServerSettings
+from pliant.deploy.supervise.split_node import SplitNodeSupervisor
+from pliant.engine.split_loop import simulate_split
+from pliant.experiment.build import build_experiment
+from pliant.experiment.config import Experiment, load_experiment
 
-PLAIN = """
+DEFAULT_SPEC = """
 [network]
 name = "digits_cnn"
 
@@ -38,47 +39,48 @@ type = "splitfed"
 cut = "features.2"
 local = { batch = 32, optimiser = { type = "adam", lr = 1e-3 } }
 """
-PATIENT = Service(allowance=300.0, patience=300.0)
+SETTINGS = ServerSettings(allowance=300.0, patience=300.0)
+Timings = list[tuple[float, float]]  # CPU and wall seconds of an exchange, by round
 
 
-def spent(pid: int) -> float:
+def read_cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of a process so far."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
 
-def here(experiment: Experiment) -> tuple[list[tuple[float, float]], str | None]:
-    """Return CPU and wall seconds of an exchange in each round, in this process."""
-    net, data = build(experiment)
-    found, before = [], (time.process_time(), time.perf_counter())
-    method, fleet, setting = experiment.method, experiment.fleet, experiment.setting
-    for record in simulate_split(method, net, data, fleet, setting=setting):
+def time_in_process(experiment: Experiment) -> tuple[Timings, str | None]:
+    """Time the exchanges in this process; return the digest of the weights, too."""
+    net, data = build_experiment(experiment)
+    timings, before = [], (time.process_time(), time.perf_counter())
+    method, fleet, settings = experiment.method, experiment.fleet, experiment.settings
+    for record in simulate_split(method, net, data, fleet, settings=settings):
         now = time.process_time(), time.perf_counter()
-        found.append(tuple((b - a) / record.steps for a, b in zip(before, now, strict=True)))
+        timings.append(tuple((b - a) / record.steps for a, b in zip(before, now, strict=True)))
         before = now
-    return found[1:-1], record.digest
+    return timings[1:-1], record.digest
 
 
-def there(experiment: Experiment, folder: Path) -> tuple[list[tuple[float, float]], str | None]:
-    """Return the same with the client in a process of its own."""
+def time_over_network(experiment: Experiment, folder: Path) -> tuple[Timings, str | None]:
+    """Time the exchanges with the client in a process of its own."""
     keys = folder / "keys"
     make_keys(keys, devices=1)
-    service = SplitService(experiment, PATIENT, address="127.0.0.1:0", keys=keys)
-    device = SplitRemoteDevice(
+    server_run = SplitServerRun(experiment, SETTINGS, address="127.0.0.1:0", keys=keys)
+    device = SplitNodeSupervisor(
         0,
-        f"127.0.0.1:{service.hub.port}",
+        f"127.0.0.1:{server_run.grpc_server.port}",
         folder / "device",
         Limits(),
         ca=keys / "ca.crt",
         key=keys / "devices" / "0" / "key",
     )
-    found, cpu, wall = [], 0.0, 0.0
+    timings, cpu, wall = [], 0.0, 0.0
     with device:
-        for record in service.rounds(folder / "run"):
-            now = time.process_time() + spent(device.pids["worker"])
-            found.append(((now - cpu) / record.steps, (record.seconds - wall) / record.steps))
+        for record in server_run.run_rounds(folder / "run"):
+            now = time.process_time() + read_cpu_seconds(device.pids["worker"])
+            timings.append(((now - cpu) / record.steps, (record.seconds - wall) / record.steps))
             cpu, wall = now, record.seconds
-    return found[1:-1], record.digest
+    return timings[1:-1], record.digest
 
 
 def main() -> int:
@@ -86,20 +88,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("spec", type=Path, nargs="?")
     parser.add_argument("--rounds", type=int, default=12)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    told = ["fleet.size=1", "per_round=1", f"rounds={given.rounds}"]
-    told += ["evaluation.every=100000", "checkpoint_every=100000"]
+    overrides = ["fleet.size=1", "per_round=1", f"rounds={arguments.rounds}"]
+    overrides += ["evaluation.every=100000", "checkpoint_every=100000"]
     with tempfile.TemporaryDirectory() as folder:
-        plain = Path(folder) / "splitfed.toml"
-        plain.write_text(PLAIN)
-        experiment = load_experiment(given.spec or plain, told)
-        near, mine = here(experiment)
-        far, theirs = there(experiment, Path(folder))
-    for name, pairs in (("in process", near), ("over the wire", far)):
-        cpu, wall = (1000 * median(column) for column in zip(*pairs, strict=True))
+        default_spec = Path(folder) / "splitfed.toml"
+        default_spec.write_text(DEFAULT_SPEC)
+        experiment = load_experiment(arguments.spec or default_spec, overrides)
+        local_timings, local_digest = time_in_process(experiment)
+        network_timings, network_digest = time_over_network(experiment, Path(folder))
+    for name, timings in (("in process", local_timings), ("over the wire", network_timings)):
+        cpu, wall = (1000 * median(column) for column in zip(*timings, strict=True))
         sys.stdout.write(f"{name:>14}: {wall:8.2f} ms  {1000 / wall:7.1f}/s  CPU {cpu:8.2f} ms\n")
-    sys.stdout.write(f"same weights: {mine == theirs}\n")
+    sys.stdout.write(f"same weights: {local_digest == network_digest}\n")
     return 0
 
 

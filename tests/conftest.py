@@ -1,4 +1,4 @@
-"""Settings for every test: one thread per process, and the same examples on every run."""
+"""Settings for all tests: one thread per process, and the same examples on every run."""
 
 import signal
 
@@ -7,10 +7,10 @@ from hypothesis import settings
 
 torch.set_num_threads(1)
 
-# A shell starts what runs in its background with Ctrl-C ignored, and children inherit that.
+# Shells start background jobs with Ctrl-C ignored, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A newcomer's `make test` must not fail by chance or by a busy machine.
+# `make test` must not fail by chance or on a busy machine.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")

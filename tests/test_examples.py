@@ -1,4 +1,4 @@
-"""The numbered examples run to their end, and stay short enough to be read."""
+"""The numbered examples run, and stay short."""
 
 import runpy
 from pathlib import Path
@@ -18,4 +18,4 @@ def test_an_example_runs_and_has_at_most_60_lines(path, capsys, tmp_path, monkey
     assert len(path.read_text().splitlines()) <= 60
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.strip()
-    assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+    assert not list(tmp_path.iterdir()), "an example must clean up"

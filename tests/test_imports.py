@@ -7,23 +7,23 @@ import pytest
 HEAVY = {"torch", "matplotlib", "duckdb", "flwr", "grpc", "ray", "pymoo", "starlette", "uvicorn"}
 
 
-def imported(*arguments):
+def list_imports(*arguments):
     """Run Python and return the top-level packages that it imported."""
-    answer = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, check=True
     )
-    found = re.findall(r"^import time:.*\| +([\w.]+)$", answer.stderr, re.MULTILINE)
-    return {name.partition(".")[0] for name in found}
+    names = re.findall(r"^import time:.*\| +([\w.]+)$", process.stderr, re.MULTILINE)
+    return {name.partition(".")[0] for name in names}
 
 
 def test_importing_pliant_imports_nothing_heavy():
-    found = imported("-c", "import pliant")
-    assert "pliant" in found
-    assert not found & HEAVY
+    packages = list_imports("-c", "import pliant")
+    assert "pliant" in packages
+    assert not packages & HEAVY
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
-def test_the_command_line_answers_without_torch(arguments):
-    found = imported("-m", "pliant", *arguments)
-    assert "cyclopts" in found
-    assert not found & HEAVY
+def test_the_command_line_responds_without_torch(arguments):
+    packages = list_imports("-m", "pliant", *arguments)
+    assert "cyclopts" in packages
+    assert not packages & HEAVY

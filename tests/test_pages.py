@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pliant.cli import COMMANDS
-from pliant.compare import _with
-from pliant.experiment import Experiment
+from pliant.experiment.config import Experiment
+from pliant.experiment.sweep import _set_value
 from pliant.value import decode
 
 ROOT = Path(__file__).parents[1]
@@ -17,10 +17,10 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXCERPT = re.compile(r"# (examples/\w+\.py)\n(.*)", re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-LEAST = {"method": {"type": "fedavg"}, "fleet": {"size": 3}}
+MINIMAL = {"method": {"type": "fedavg"}, "fleet": {"size": 3}}
 
 
-def found(kind, folder="howto"):
+def list_blocks(kind, folder="howto"):
     pages = [page for page in PAGES if page.parent.name == folder]
     return [
         pytest.param(text, id=f"{page.stem}-{number}")
@@ -30,26 +30,26 @@ def found(kind, folder="howto"):
     ]
 
 
-@pytest.mark.parametrize("text", found("python"))
-def test_python_on_a_how_to_page_stands_in_an_example(text):
-    named = EXCERPT.match(text)
-    assert named, "expected the name of an example in the first line"
-    example = (ROOT / named[1]).read_text()
-    assert named[2] in example or textwrap.indent(named[2], "    ") in example
+@pytest.mark.parametrize("text", list_blocks("python"))
+def test_python_on_a_how_to_page_is_part_of_an_example(text):
+    excerpt = EXCERPT.match(text)
+    assert excerpt, "expected the name of an example in the first line"
+    example = (ROOT / excerpt[1]).read_text()
+    assert excerpt[2] in example or textwrap.indent(excerpt[2], "    ") in example
 
 
-@pytest.mark.parametrize("text", found("toml"))
-def test_toml_on_a_how_to_page_has_only_keys_that_there_are(text):
-    raw = LEAST | tomllib.loads(text)
+@pytest.mark.parametrize("text", list_blocks("toml"))
+def test_toml_on_a_how_to_page_has_only_known_keys(text):
+    raw = MINIMAL | tomllib.loads(text)
     matrix = raw.pop("matrix", {})
     decode(raw, Experiment)
     for key, values in matrix.items():
         for value in values.values() if isinstance(values, dict) else values:
-            decode(_with(raw, key.split("."), value), Experiment)
+            decode(_set_value(raw, key.split("."), value), Experiment)
 
 
-@pytest.mark.parametrize("text", found("sh"))
-def test_commands_on_a_how_to_page_are_there(text):
+@pytest.mark.parametrize("text", list_blocks("sh"))
+def test_commands_on_a_how_to_page_exist(text):
     for line in text.splitlines():
         program, name, *rest = line.split()
         assert program == "pliant"
@@ -59,18 +59,18 @@ def test_commands_on_a_how_to_page_are_there(text):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_link_targets_exist(page):
     for target in LINK.findall(BLOCK.sub("", page.read_text())):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{target} in {page.name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_a_page_names_are_there(page):
-    for named in re.findall(
+def test_files_named_on_a_page_exist(page):
+    for path in re.findall(
         r"\b(?:experiments|examples|scripts)/[\w/-]+\.(?:toml|py)", page.read_text()
     ):
-        assert (ROOT / named).exists(), f"{named} in {page.name}"
+        assert (ROOT / path).exists(), f"{path} in {page.name}"
 
 
 def test_every_page_is_in_the_navigation():

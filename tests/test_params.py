@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pliant.params import (
     clone,
     digest,
+    get_params,
     is_finite,
     nbytes,
-    params_of,
-    shares,
+    normalise_weights,
     squared_distance,
     subtract,
     weighted_sum,
@@ -23,60 +23,60 @@ RIGHT = {"a": torch.tensor([0.5, 4.0]), "b": torch.tensor(1.0)}
 
 
 def test_a_difference_is_taken_name_by_name():
-    found = subtract(LEFT, RIGHT)
-    assert found["a"].tolist() == [0.5, -2.0]
-    assert found["b"].item() == 2.0
+    difference = subtract(LEFT, RIGHT)
+    assert difference["a"].tolist() == [0.5, -2.0]
+    assert difference["b"].item() == 2.0
 
 
-def test_the_squared_distance_is_that_of_paper():
+def test_the_squared_distance_matches_a_hand_computation():
     assert squared_distance(LEFT, RIGHT).item() == 0.25 + 4.0 + 4.0
 
 
-def test_whole_numbers_have_no_distance():
+def test_integers_have_no_distance():
     assert squared_distance({"n": torch.tensor(3)}, {"n": torch.tensor(5)}).item() == 0.0
 
 
-def test_a_weighted_sum_is_that_of_paper():
-    found = weighted_sum([(0.25, LEFT), (0.75, RIGHT)])
-    assert found["a"].tolist() == [0.625, 3.5]
-    assert found["b"].item() == 1.5
+def test_a_weighted_sum_matches_a_hand_computation():
+    total = weighted_sum([(0.25, LEFT), (0.75, RIGHT)])
+    assert total["a"].tolist() == [0.625, 3.5]
+    assert total["b"].item() == 1.5
 
 
-def test_a_weighted_sum_is_held_in_double_precision():
+def test_a_weighted_sum_is_in_double_precision():
     tiny = {"a": torch.tensor([2.0**-30])}
-    found = weighted_sum([(1.0, {"a": torch.ones(1)}), (1.0, tiny)])
-    assert found["a"].item() == 1.0 + 2.0**-30
+    total = weighted_sum([(1.0, {"a": torch.ones(1)}), (1.0, tiny)])
+    assert total["a"].item() == 1.0 + 2.0**-30
 
 
-def test_a_weighted_sum_leaves_its_terms_alone():
+def test_a_weighted_sum_does_not_change_its_terms():
     term = {"a": torch.ones(2, dtype=torch.float64)}
     weighted_sum([(1.0, term), (2.0, term)])
     assert term["a"].tolist() == [1.0, 1.0]
 
 
-weights = st.lists(st.integers(0, 2**40), min_size=1, max_size=8).filter(any)
+integer_weights = st.lists(st.integers(0, 2**40), min_size=1, max_size=8).filter(any)
 
 
-@given(weights, st.integers(-30, 30))
-def test_shares_do_not_depend_on_the_unit(whole, power):
-    scaled = [weight * 2.0**power for weight in whole]
-    assert shares(scaled) == shares([float(weight) for weight in whole])
+@given(integer_weights, st.integers(-30, 30))
+def test_normalised_weights_do_not_depend_on_the_unit(weights, power):
+    scaled = [weight * 2.0**power for weight in weights]
+    assert normalise_weights(scaled) == normalise_weights([float(weight) for weight in weights])
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8))
-def test_shares_are_the_nearest_numbers_to_the_exact_ones(given):
-    total = sum(Fraction(weight) for weight in given)
-    assert shares(given) == [float(Fraction(weight) / total) for weight in given]
+def test_normalised_weights_are_the_nearest_floats_to_the_exact_ones(weights):
+    total = sum(Fraction(weight) for weight in weights)
+    assert normalise_weights(weights) == [float(Fraction(weight) / total) for weight in weights]
 
 
-def test_thirds_of_any_size_are_thirds():
-    assert shares([0.1, 0.1, 0.1]) == shares([7.0, 7.0, 7.0]) == [1 / 3] * 3
+def test_equal_weights_become_equal_shares():
+    assert normalise_weights([0.1, 0.1, 0.1]) == normalise_weights([7.0, 7.0, 7.0]) == [1 / 3] * 3
 
 
 @pytest.mark.parametrize("wrong", [[], [0.0, 0.0], [1.0, -0.5], [math.nan], [math.inf, 1.0]])
-def test_weights_without_a_meaning_are_refused(wrong):
+def test_invalid_weights_are_refused(wrong):
     with pytest.raises(ValueError, match="Expected weights >= 0 with a positive sum, got"):
-        shares(wrong)
+        normalise_weights(wrong)
 
 
 def test_a_digest_does_not_depend_on_the_order_of_names_or_on_strides():
@@ -95,17 +95,17 @@ def test_a_digest_does_not_depend_on_the_order_of_names_or_on_strides():
         {"a": torch.tensor([1.0, 2.0]).view(torch.int32), "b": torch.tensor(3.0)},
         {"a": torch.tensor([1.0, 2.0])},
     ],
-    ids=["one bit", "a name", "a shape", "a type", "one fewer"],
+    ids=["one bit", "name", "shape", "type", "one fewer"],
 )
 def test_a_digest_changes_with(other):
     assert digest(other) != digest(LEFT)
 
 
 @given(st.integers(0, 2), st.integers(0, 31))
-def test_every_bit_counts(place, bit):
+def test_every_bit_changes_the_digest(index, bit):
     plain = torch.tensor([0.0, 1.0, -2.5])
     changed = plain.clone()
-    changed.view(torch.int32)[place] ^= 1 << bit if bit < 31 else -(1 << 31)
+    changed.view(torch.int32)[index] ^= 1 << bit if bit < 31 else -(1 << 31)
     assert digest({"a": changed}) != digest({"a": plain})
 
 
@@ -120,19 +120,19 @@ def test_bytes_are_counted():
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_seen(wrong):
+def test_nan_and_infinity_are_detected(wrong):
     assert is_finite(LEFT | {"n": torch.tensor(7)})
     assert not is_finite(LEFT | {"c": torch.tensor([0.0, wrong])})
 
 
 def test_copies_do_not_follow_the_network():
     net = torch.nn.BatchNorm1d(2)
-    taken = params_of(net)
-    copied = clone(taken)
-    assert set(taken) == {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+    params = get_params(net)
+    copied = clone(params)
+    assert set(params) == {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
     with torch.no_grad():
         net.weight.fill_(9.0)
-        taken["bias"].fill_(9.0)
-    assert taken["weight"].tolist() == [1.0, 1.0]
+        params["bias"].fill_(9.0)
+    assert params["weight"].tolist() == [1.0, 1.0]
     assert copied["bias"].tolist() == [0.0, 0.0]
-    assert not taken["weight"].requires_grad
+    assert not params["weight"].requires_grad

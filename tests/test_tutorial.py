@@ -1,4 +1,4 @@
-"""The tutorial's files, commands and code run as they stand, in their order."""
+"""The files, commands and code of the tutorial run in their order."""
 
 import re
 import runpy
@@ -11,25 +11,25 @@ from pliant.cli import DONE, main
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NAMED = re.compile(r"# ([\w.]+\.(?:toml|py))\n")
+FILE_NAME = re.compile(r"# ([\w.]+\.(?:toml|py))\n")
 
 
-def blocks(page):
-    """The fenced blocks of a page that have a language."""
+def list_blocks(page):
+    """Return the fenced blocks of a page that have a language."""
     return BLOCK.findall((DOCS / page).read_text())
 
 
 def test_the_tutorial_has_every_kind_of_block():
-    kinds = [kind for kind, _ in blocks("tutorial.md")]
+    kinds = [kind for kind, _ in list_blocks("tutorial.md")]
     assert set(kinds) == {"sh", "toml", "python"}
 
 
 def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for kind, text in blocks("tutorial.md"):
-        named = NAMED.match(text)
-        if named:
-            Path(named[1]).write_text(text)
+    for kind, text in list_blocks("tutorial.md"):
+        name = FILE_NAME.match(text)
+        if name:
+            Path(name[1]).write_text(text)
         elif kind == "sh":
             for line in text.splitlines():
                 program, *arguments = shlex.split(line)
@@ -40,6 +40,6 @@ def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
             runpy.run_path("block.py", run_name="__main__")
         else:
             pytest.fail(f"a {kind} block without a file name:\n{text}")
-    made = {path.name for path in Path("runs").iterdir()}
-    assert made == {"first", "other_seed", "methods", "search", "with_table", "mine"}
+    folders = {path.name for path in Path("runs").iterdir()}
+    assert folders == {"first", "other_seed", "methods", "search", "with_table", "mine"}
     assert "GMACs" in capsys.readouterr().out

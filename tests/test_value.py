@@ -28,7 +28,7 @@ def test_a_wrong_number_is_refused_in_python_and_in_plain_data():
         decode({"type": "spring", "mu": -1.0}, Spring)
 
 
-def test_no_number_is_not_a_number():
+def test_nan_is_refused():
     with pytest.raises(ValueError, match=r"Expected `float` >= 0\.0"):
         Spring(mu=math.nan)
 
@@ -39,17 +39,17 @@ def test_a_wrong_type_is_refused(wrong):
         Spring(mu=wrong)
 
 
-def test_a_boolean_is_no_count():
+def test_a_boolean_is_not_a_count():
     with pytest.raises(ValueError, match="Expected `int`, got `bool`"):
         Cut(layer=True)
 
 
-def test_the_message_names_the_place_inside_a_sequence():
+def test_the_message_gives_the_path_inside_a_sequence():
     with pytest.raises(ValueError, match=r"at `\$.rates\[1\]` of Cut, got \(0.5, 2.0\)"):
         Cut(rates=(0.5, 2.0))
 
 
-def test_the_message_names_the_place_inside_another_value():
+def test_the_message_gives_the_path_inside_another_value():
     with pytest.raises(ValueError, match=r"Expected `int` >= 1 at `method.layer`"):
         decode({"method": {"type": "cut", "layer": 0}}, Run)
 
@@ -59,12 +59,12 @@ def test_unknown_keys_are_errors():
         decode({"type": "spring", "mew": 0.1}, Spring)
 
 
-def test_an_unknown_kind_is_an_error():
+def test_an_unknown_type_is_an_error():
     with pytest.raises(ValueError, match=r"unknown `method.type` = 'sprung'; did you mean"):
         decode({"method": {"type": "sprung"}}, Run)
 
 
-def test_what_is_meant_takes_the_place_of_what_was_given():
+def test_arguments_are_converted_to_the_declared_types():
     cut = Cut(rates=[0, 1])
     assert cut.rates == (0.0, 1.0)
     assert isinstance(cut.rates[0], float)
@@ -76,7 +76,7 @@ def test_a_value_cannot_be_changed():
         Spring().mu = 2.0
 
 
-def test_equal_values_have_one_hash():
+def test_equal_values_have_the_same_hash():
     assert len({Run(Cut(3, [0.5])), Run(Cut(3, (0.5,))), Run(Cut(4, (0.5,)))}) == 2
 
 

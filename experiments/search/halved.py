@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import torch
 
-from pliant.data import Images, Source, load
+from pliant.data import ImageDataset, TrainTestData, load_dataset
 
 
-def cifar10() -> Source:
+def cifar10() -> TrainTestData:
     """Load CIFAR-10 and halve both sides of its images."""
-    full = load("cifar10")
-    return Source(_halved(full.train), _halved(full.test))
+    full = load_dataset("cifar10")
+    return TrainTestData(_halve(full.train), _halve(full.test))
 
 
-def _halved(images: Images) -> Images:
+def _halve(images: ImageDataset) -> ImageDataset:
     count, channels, height, width = images.pixels.shape
     tiles = images.pixels.view(count, channels, height // 2, 2, width // 2, 2)
     means = tiles.to(torch.int16).sum(dim=(3, 5)).add_(2).div_(4, rounding_mode="floor")

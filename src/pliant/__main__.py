@@ -1,4 +1,4 @@
-"""What `python -m pliant` runs: the same as the `pliant` command."""
+"""Run the `pliant` command as `python -m pliant`."""
 
 import sys
 

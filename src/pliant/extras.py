@@ -1,15 +1,15 @@
-"""Optional parts: import a library that an extra brings, or say in one line how to get it."""
+"""Import optional libraries, or say which extra installs them."""
 
 from importlib import import_module
 from types import ModuleType
 
 
 class MissingExtra(ImportError):
-    """An optional library is asked for and not installed."""
+    """An optional library is not installed."""
 
 
-def need(module: str, extra: str) -> ModuleType:
-    """Import `module`, or tell which extra of pliant brings it."""
+def require(module: str, extra: str) -> ModuleType:
+    """Import `module`, or raise an error that names the extra to install."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 Params = dict[str, Tensor]
 
 
-def params_of(net: nn.Module) -> Params:
-    """Copy a network's parameters and persistent buffers out of it, a tied tensor once.
+def get_params(net: nn.Module) -> Params:
+    """Copy a network's parameters and persistent buffers; a tied tensor is copied once.
 
     >>> import torch
     >>> import pliant as pl
-    >>> list(pl.params_of(torch.nn.Linear(3, 2)))
+    >>> list(pl.get_params(torch.nn.Linear(3, 2)))
     ['weight', 'bias']
     """
     saved = net.state_dict().keys()
@@ -45,10 +45,10 @@ def squared_distance(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) ->
     return torch.stack(parts).sum() if parts else torch.zeros(())
 
 
-def shares(weights: Sequence[float]) -> list[float]:
-    """Scale weights to sum to one, exactly: equal ratios give equal bits, whatever their unit.
+def normalise_weights(weights: Sequence[float]) -> list[float]:
+    """Scale weights to sum to one; equal ratios give bit-identical results at any scale.
 
-    >>> shares([2.0, 6.0]) == shares([300.0, 900.0]) == [0.25, 0.75]
+    >>> normalise_weights([2.0, 6.0]) == normalise_weights([300.0, 900.0]) == [0.25, 0.75]
     True
     """
     if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
@@ -59,7 +59,7 @@ def shares(weights: Sequence[float]) -> list[float]:
 
 
 def weighted_sum(terms: Iterable[tuple[float, Mapping[str, Tensor]]]) -> Params:
-    """Sum weight * params in float64, one term at a time."""
+    """Sum weight * params in float64, holding one term at a time."""
     total: Params = {}
     for weight, params in terms:
         for name, tensor in params.items():
@@ -72,20 +72,20 @@ def weighted_sum(terms: Iterable[tuple[float, Mapping[str, Tensor]]]) -> Params:
 
 
 def digest(params: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, types, shapes and bytes, in the order of names."""
-    found = sha256()
+    """Return the SHA-256 of names, types, shapes and bytes, sorted by name."""
+    checksum = sha256()
     for name in sorted(params):
         tensor = params[name].detach().cpu().contiguous()
-        found.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        checksum.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        checksum.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return checksum.hexdigest()
 
 
 def nbytes(params: Mapping[str, Tensor]) -> int:
-    """Return how many bytes the tensors hold."""
+    """Return the size of the tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in params.values())
 
 
 def is_finite(params: Mapping[str, Tensor]) -> bool:
-    """Tell whether no tensor holds a NaN or an infinity."""
+    """Return whether no tensor holds a NaN or an infinity."""
     return all(bool(torch.isfinite(tensor).all()) for tensor in params.values())

@@ -1,4 +1,4 @@
-"""The base of all that a user can write down: frozen, checked, hashable, readable from TOML."""
+"""The base class of all settings: frozen, validated, hashable, readable from TOML."""
 
 import math
 from functools import cache
@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from pliant.hints import explained
+from pliant.suggestions import explain_error
 
 NonNegative = Annotated[float, Meta(ge=0.0)]
 Positive = Annotated[float, Meta(gt=0.0)]
@@ -19,10 +19,10 @@ V = TypeVar("V")
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A frozen description that checks its fields however it was made.
+    """A frozen value that validates its fields.
 
-    msgspec checks what it decodes; this class also checks what Python code constructs, with the
-    same messages, so that a wrong number is refused where it is written down.
+    msgspec validates what it decodes; this class also validates what Python code constructs, with
+    the same messages.
 
     >>> from pliant.value import NonNegative, Value
     >>> class Spring(Value, frozen=True, tag="spring"):
@@ -33,40 +33,42 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     def __post_init__(self) -> None:
-        for name, kind in _fields(type(self)):
-            given = getattr(self, name)
+        for name, kind in _list_fields(type(self)):
+            value = getattr(self, name)
             try:
-                checked = msgspec.convert(given, kind)
+                checked = msgspec.convert(value, kind)
             except msgspec.ValidationError as error:
-                raise ValueError(_located(str(error), name, type(self).__name__, given)) from None
+                raise ValueError(
+                    _locate_error(str(error), name, type(self).__name__, value)
+                ) from None
             if isinstance(checked, float) and not math.isfinite(checked):
                 raise ValueError(
                     f"Expected a finite number - at `$.{name}` of {type(self).__name__}, "
-                    f"got {given!r}"
+                    f"got {value!r}"
                 )
-            if checked is not given:  # an int where a float is meant, a list where a tuple is
+            if checked is not value:  # an int converted to float, a list to a tuple
                 msgspec.structs.force_setattr(self, name, checked)
 
 
 @cache
-def _fields(kind: type[Value]) -> tuple[tuple[str, Any], ...]:
+def _list_fields(kind: type[Value]) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, field.type) for field in msgspec.structs.fields(kind))
 
 
-def _located(message: str, name: str, owner: str, given: object) -> str:
-    head, found, inner = message.partition(" - at `$")
-    path = f"$.{name}{inner.rstrip('`')}" if found else f"$.{name}"
-    return f"{head} - at `{path}` of {owner}, got {given!r}"
+def _locate_error(message: str, name: str, owner: str, value: object) -> str:
+    head, separator, inner = message.partition(" - at `$")
+    path = f"$.{name}{inner.rstrip('`')}" if separator else f"$.{name}"
+    return f"{head} - at `{path}` of {owner}, got {value!r}"
 
 
 def decode(raw: Any, kind: type[V]) -> V:
-    """Turn plain data (what TOML or JSON gives) into a value, or say what was wanted and where."""
+    """Convert plain data from TOML or JSON to a value, or say what was expected and where."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(explained(str(error), raw, kind)) from None
+        raise ValueError(explain_error(str(error), raw, kind)) from None
 
 
 def encode(value: Any) -> Any:
-    """Turn a value into plain data that `decode` takes back."""
+    """Convert a value to plain data that `decode` reads."""
     return msgspec.to_builtins(value)

@@ -8,7 +8,7 @@ import pytest
 from pliant import cli
 
 COMMANDS = """
-from pliant.extras import need
+from pliant.extras import require
 
 def fine(count: int = 1) -> None:
     "Count.\\n\\nExample: pliant fine --count 2"
@@ -33,7 +33,7 @@ def slip() -> None:
     {}["weight"]
 
 def extra() -> None:
-    need("no_such_library", "report")
+    require("no_such_library", "report")
 
 def stopped() -> None:
     raise KeyboardInterrupt
@@ -42,35 +42,36 @@ def stopped() -> None:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Return a function that runs a made-up command and gives (exit code, output, errors)."""
-    (tmp_path / "made_up.py").write_text(COMMANDS)
-    (tmp_path / "made_up_extra.py").write_text("from made_up import *\nneed('no_such', 'report')\n")
+    """Return a function that runs a fake command and returns (exit code, output, errors)."""
+    (tmp_path / "fake_commands.py").write_text(COMMANDS)
+    (tmp_path / "fake_commands_extra.py").write_text(
+        "from fake_commands import *\nrequire('no_such', 'report')\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     names = [line[4:].partition("(")[0] for line in COMMANDS.splitlines() if line[:4] == "def "]
-    made_up = [(name, f"made_up:{name}", "Test.") for name in names]
-    made_up.append(("late", "made_up_extra:fine", "Test."))
-    monkeypatch.setattr(cli, "COMMANDS", tuple(made_up))
+    commands = [(name, f"fake_commands:{name}", "Test.") for name in names]
+    commands.append(("import_error", "fake_commands_extra:fine", "Test."))
+    monkeypatch.setattr(cli, "COMMANDS", tuple(commands))
 
     def run(*arguments):
         code = cli.main(arguments)
         return code, *capsys.readouterr()
 
     yield run
-    for name in ("made_up", "made_up_extra"):
+    for name in ("fake_commands", "fake_commands_extra"):
         sys.modules.pop(name, None)
 
 
-def pliant(*arguments, **settings):
-    environment = {**os.environ, **settings}
+def run_pliant(*arguments):
     command = [sys.executable, "-m", "pliant", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_command_that_ends_well_gives_zero(run):
+def test_a_successful_command_exits_with_zero(run):
     assert run("fine", "--count", "3") == (0, "counted 3\n", "")
 
 
-def test_a_command_may_choose_its_code(run):
+def test_a_command_may_choose_its_exit_code(run):
     assert run("code") == (7, "", "")
 
 
@@ -83,11 +84,11 @@ def test_a_command_may_choose_its_code(run):
         ("lookup", 2, "no data set is called 'mnits': there are mnist, cifar10"),
         ("slip", 1, "internal error, KeyError: 'weight' (--debug shows where)"),
         ("extra", 2, "no_such_library is not installed: run `pip install 'pliant[report]'`"),
-        ("late", 2, "no_such is not installed: run `pip install 'pliant[report]'`"),
+        ("import_error", 2, "no_such is not installed: run `pip install 'pliant[report]'`"),
         ("stopped", 130, "interrupted"),
     ],
 )
-def test_an_error_is_one_line_and_a_code(run, command, code, line):
+def test_an_error_is_one_line_and_an_exit_code(run, command, code, line):
     assert run(command) == (code, "", f"pliant: {line}\n")
 
 
@@ -101,7 +102,7 @@ def test_an_error_is_one_line_and_a_code(run, command, code, line):
         (["fine", "3", "4"], "4"),
     ],
 )
-def test_wrong_usage_is_one_line_and_two(run, arguments, part):
+def test_wrong_usage_is_one_line_and_exit_code_two(run, arguments, part):
     code, output, errors = run(*arguments)
     assert (code, output) == (2, "")
     assert part in errors
@@ -115,12 +116,12 @@ def test_debug_anywhere_shows_the_traceback(run, arguments):
     code, _, errors = run(*arguments)
     assert code == 2
     assert "Traceback (most recent call last)" in errors
-    assert "made_up.py" in errors
+    assert "fake_commands.py" in errors
 
 
-def test_a_misspelt_command_loads_no_other(run):
+def test_a_misspelt_command_loads_no_command(run):
     run("fien")
-    assert "made_up" not in sys.modules
+    assert "fake_commands" not in sys.modules
 
 
 def test_help_lists_the_commands_and_loads_none(run):
@@ -128,10 +129,10 @@ def test_help_lists_the_commands_and_loads_none(run):
     assert (code, errors) == (0, "")
     assert "lookup: Test." in output
     assert "Exit codes: 0" in output
-    assert "made_up" not in sys.modules
+    assert "fake_commands" not in sys.modules
 
 
-def test_help_that_is_not_for_a_terminal_is_plain(run):
+def test_help_is_plain_without_a_terminal(run):
     _, output, _ = run("fine", "--help")
     assert "Example: pliant fine --count 2" in output
     assert output.isascii()
@@ -144,39 +145,40 @@ def test_every_command_has_help_with_an_example(name, capsys):
 
 
 @pytest.mark.parametrize("name", ["bench", "data", "deploy"])
-def test_every_part_of_a_command_has_an_example_too(name, capsys):
-    parts = [part for part in cli.build(name, is_plain=True)[name] if not part.startswith("-")]
-    assert len(parts) > 1
-    for part in parts:
-        assert cli.main([name, part, "--help"]) == 0
-        assert f"Example: pliant {name} {part}" in capsys.readouterr().out
+def test_every_subcommand_has_help_with_an_example(name, capsys):
+    app = cli.build_app(name, is_plain=True)[name]
+    subcommands = [command for command in app if not command.startswith("-")]
+    assert len(subcommands) > 1
+    for command in subcommands:
+        assert cli.main([name, command, "--help"]) == 0
+        assert f"Example: pliant {name} {command}" in capsys.readouterr().out
 
 
-def test_the_version_is_told():
-    answer = pliant("--version")
-    assert (answer.returncode, answer.stderr) == (0, "")
-    assert answer.stdout.startswith("pliant 0.")
+def test_the_version_is_printed():
+    process = run_pliant("--version")
+    assert (process.returncode, process.stderr) == (0, "")
+    assert process.stdout.startswith("pliant 0.")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs a terminal of POSIX")
-def test_no_color_is_honoured_on_a_terminal():
-    assert "\x1b[" in on_a_terminal({"TERM": "xterm-256color"})
-    assert "\x1b[3" not in on_a_terminal({"TERM": "xterm-256color", "NO_COLOR": "1"})
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX terminal")
+def test_no_color_is_respected_on_a_terminal():
+    assert "\x1b[" in run_help_on_a_terminal({"TERM": "xterm-256color"})
+    assert "\x1b[3" not in run_help_on_a_terminal({"TERM": "xterm-256color", "NO_COLOR": "1"})
 
 
-def on_a_terminal(settings):
-    """Return what `pliant --help` writes to a terminal."""
+def run_help_on_a_terminal(variables):
+    """Return the output of `pliant --help` on a terminal."""
     import pty
 
-    plain = {name: text for name, text in os.environ.items() if name not in ("NO_COLOR", "TERM")}
-    ours, theirs = pty.openpty()
+    inherited = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "TERM")}
+    parent, child = pty.openpty()
     command = [sys.executable, "-m", "pliant", "--help"]
-    with subprocess.Popen(command, stdout=theirs, env=plain | settings) as process:
-        os.close(theirs)
-        written = b""
-        with suppress(OSError):  # Linux says so when the other side has closed
-            while chunk := os.read(ours, 4096):
-                written += chunk
+    with subprocess.Popen(command, stdout=child, env=inherited | variables) as process:
+        os.close(child)
+        output = b""
+        with suppress(OSError):  # raised on Linux when the other side has closed
+            while chunk := os.read(parent, 4096):
+                output += chunk
         assert process.wait(30) == 0
-    os.close(ours)
-    return written.decode()
+    os.close(parent)
+    return output.decode()

@@ -1,4 +1,4 @@
-"""Completion as a shell does it: the printed script is read by bash and asked."""
+"""The completion scripts, run by a real shell."""
 
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 from pliant.cli import COMMANDS
 
-ASK = """
+COMPLETE = """
 source "$1"
 COMP_WORDS=("${@:2}")
 COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))
@@ -18,38 +18,38 @@ echo "${COMPREPLY[@]}"
 """
 
 
-def pliant(*words):
-    """Run the command by itself: it loads all others, which leaves traces in a process."""
+def run_pliant(*words):
+    """Run pliant in its own process, because completion imports all commands."""
     command = [sys.executable, "-m", "pliant", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here to complete in")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash_completes_commands_options_and_choices(tmp_path):
     script = tmp_path / "pliant"
-    script.write_text(pliant("completion", "bash").stdout)
+    script.write_text(run_pliant("completion", "bash").stdout)
 
-    def completed(*words):
-        command = ["bash", "-c", ASK, "bash", script, "pliant", *words]
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-        return answer.stdout.split()
+    def complete(*words):
+        command = ["bash", "-c", COMPLETE, "bash", script, "pliant", *words]
+        process = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+        return process.stdout.split()
 
-    assert completed("") == [name for name, _, _ in COMMANDS]
-    assert completed("re") == ["report"]
-    assert "--resume" in completed("run", "--")
-    assert completed("data", "g") == ["get"]
-    assert completed("completion", "") == ["bash", "zsh", "fish"]
-    assert completed("run", "pli") == ["pliant"]  # a file
+    assert complete("") == [name for name, _, _ in COMMANDS]
+    assert complete("re") == ["report"]
+    assert "--resume" in complete("run", "--")
+    assert complete("data", "g") == ["get"]
+    assert complete("completion", "") == ["bash", "zsh", "fish"]
+    assert complete("run", "pli") == ["pliant"]  # a file
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_have_a_script_too(shell):
-    answer = pliant("completion", shell)
-    assert (answer.returncode, answer.stderr) == (0, "")
-    assert "compare" in answer.stdout
+def test_other_shells_have_a_script(shell):
+    process = run_pliant("completion", shell)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "compare" in process.stdout
 
 
-def test_an_unknown_shell_is_one_line():
-    answer = pliant("completion", "tcsh")
-    assert (answer.returncode, answer.stdout) == (2, "")
-    assert len(answer.stderr.splitlines()) == 1
+def test_an_unknown_shell_is_a_one_line_error():
+    process = run_pliant("completion", "tcsh")
+    assert (process.returncode, process.stdout) == (2, "")
+    assert len(process.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Thirty-odd wrong command lines: each one line, a documented exit code, nothing half-written."""
+"""Over thirty wrong command lines: each gives one line, exit code 2 and no files."""
 
 import os
 
@@ -8,7 +8,7 @@ from pliant.cli import main
 
 GOOD = 'rounds = 1\n[method]\ntype = "fedavg"\n[fleet]\nsize = 4\n'
 
-# a command line, and what must be said about it
+# a command line, and part of its error message
 WRONG = [
     ("rum good.toml", "unknown command 'rum'; did you mean 'run'?"),
     ("frobnicate", "frobnicate"),
@@ -23,8 +23,8 @@ WRONG = [
     ("run good.toml rounds.deep=1", "Expected a table at 'rounds'"),
     ("run good.toml ronds=3", "did you mean 'rounds'?"),
     ("run good.toml seed=1 --resume folder", "Expected no key=value with --resume"),
-    ("run --resume nowhere", "expected the folder of a run"),
-    ("run --resume folder", "expected the folder of a run"),
+    ("run --resume nowhere", "expected a run folder"),
+    ("run --resume folder", "expected a run folder"),
     ("run good.toml --out locked/run", "locked"),
     ("compare", "spec"),
     ("compare nowhere.toml", "nowhere.toml"),
@@ -39,7 +39,7 @@ WRONG = [
     ("demo --seed one", "one"),
     ("demo --seconds", "--seconds"),
     ("search nowhere.toml", "nowhere.toml"),
-    ("search good.toml search.by.type=slow", "unknown `search.by.type` = 'slow'"),
+    ("search good.toml search.algorithm.type=slow", "unknown `search.algorithm.type` = 'slow'"),
     ("search good.toml search.rows=1", "at `search.rows`, got 1"),
     ("report", "Expected at least one folder of runs"),
     ("report nowhere", "nowhere"),
@@ -50,21 +50,21 @@ WRONG = [
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "good.toml").write_text(GOOD)
     (tmp_path / "folder").mkdir()
-    (tmp_path / "locked").write_text("a file where a folder is wanted")
+    (tmp_path / "locked").write_text("a file, not a folder")
     return tmp_path
 
 
-def listing(place):
-    return sorted(str(path.relative_to(place)) for path in place.rglob("*"))
+def list_paths(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 @pytest.mark.parametrize(("line", "part"), WRONG, ids=[line for line, _ in WRONG])
-def test_a_wrong_command_is_one_line(line, part, place, capsys):
-    before = listing(place)
+def test_a_wrong_command_is_a_one_line_error(line, part, folder, capsys):
+    before = list_paths(folder)
     code = main(line.split())
     output, errors = capsys.readouterr()
     assert code == 2
@@ -73,12 +73,12 @@ def test_a_wrong_command_is_one_line(line, part, place, capsys):
     assert errors.count("\n") == 1
     assert part in errors
     assert "Traceback" not in errors
-    assert listing(place) == before
+    assert list_paths(folder) == before
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
-def test_an_output_that_cannot_be_written_is_told(place, capsys):
-    (place / "folder").chmod(0o500)
+def test_an_output_that_cannot_be_written_is_an_error(folder, capsys):
+    (folder / "folder").chmod(0o500)
     assert main(["run", "good.toml", "--out", "folder/run"]) == 2
     assert "folder" in capsys.readouterr().err
 

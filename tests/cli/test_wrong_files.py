@@ -1,4 +1,4 @@
-"""Thirty-odd wrong experiment files: each one line, exit code 2, nothing half-written."""
+"""Over thirty wrong experiment files: each gives one line, exit code 2 and no files."""
 
 import pytest
 
@@ -13,7 +13,7 @@ type = "fedavg"
 size = 4
 """
 
-# what is wrong (a file's text, or what is added to a good one), and what must be said about it
+# the text of a wrong file, and part of its error message
 WRONG = {
     "not TOML": ("rounds = = 3", "Invalid value (at line 1"),
     "an open string": ('name = "x', "(at "),
@@ -75,19 +75,19 @@ WRONG = {
     ),
     "an unknown option": (GOOD + "[network.options]\nwidht = 3", "network digits_cnn: "),
     "an unknown data set": (GOOD + '[data]\nname = "cifar11"', "cifar11"),
-    "data that is not there": (
+    "missing data": (
         GOOD + '[data]\nname = "cifar10"\nroot = "nowhere"',
         "nowhere",
     ),
-    "an own file that is not there": (
+    "missing user code": (
         GOOD + '[network]\nname = "mine.py:net"',
         "mine.py: expected a Python file, found none",
     ),
-    "a recording that is not there": (
+    "a missing recording": (
         GOOD + '[fleet.speed]\ntype = "recorded"\npath = "nowhere.csv"',
         "nowhere.csv",
     ),
-    "a table that is not there": (
+    "a missing table": (
         GOOD.replace('"fedavg"', '"distreal"\ntable = "nowhere.safetensors"'),
         "nowhere.safetensors",
     ),
@@ -97,7 +97,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_file_is_one_line(name, tmp_path, monkeypatch, capsys):
+def test_a_wrong_file_is_a_one_line_error(name, tmp_path, monkeypatch, capsys):
     text, part = WRONG[name]
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PLIANT_DATA", raising=False)

@@ -1,4 +1,4 @@
-"""A real Chromium, driven over its DevTools protocol: pages, pictures, what the console said."""
+"""Drive a real Chromium over its DevTools protocol: pages, screenshots, console errors."""
 
 import base64
 import fcntl
@@ -18,29 +18,33 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 INSTALL = "apt-get -qq -o DPkg::Lock::Timeout=300"
 
 
-def program():
-    """Return the path of a browser; None if there is none. With CI=true one is installed."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None and os.environ.get("CI") == "true":
+def find_browser():
+    """Return the path of a browser, or None; with CI=true, install one."""
+    path = _find_installed()
+    if path is None and os.environ.get("CI") == "true":
         with open(Path(tempfile.gettempdir()) / "pliant-tests-browser.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # tests run side by side, apt does not
-            found = next(filter(None, map(shutil.which, NAMES)), None) or _installed()
-    return found
+            fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in parallel, apt does not
+            path = _find_installed() or _install()
+    return path
 
 
-def _installed():
-    get = f"{INSTALL} update && {INSTALL} install -y --no-install-recommends chromium"
-    done = subprocess.run(["sh", "-c", get], timeout=600, capture_output=True, text=True)
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        told = done.stderr.strip().splitlines()[-1:] or ["no program of that name came with it"]
-        raise RuntimeError(f"CI=true wants a Chromium, and apt-get gave none: {told[0]}")
-    return found
+def _find_installed():
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+def _install():
+    command = f"{INSTALL} update && {INSTALL} install -y --no-install-recommends chromium"
+    completed = subprocess.run(["sh", "-c", command], timeout=600, capture_output=True, text=True)
+    path = _find_installed()
+    if path is None:
+        errors = completed.stderr.strip().splitlines()[-1:] or ["the package has no such program"]
+        raise RuntimeError(f"CI=true needs Chromium, but apt-get did not install it: {errors[0]}")
+    return path
 
 
 @contextmanager
-def browser(folder: Path):
-    """Start a browser with a profile of its own and yield it."""
+def start_browser(folder: Path):
+    """Start a browser with this profile folder and yield it."""
     options = [
         "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
         "--no-proxy-server", "--no-first-run", "--remote-debugging-port=0",
@@ -49,9 +53,10 @@ def browser(folder: Path):
         "--force-color-profile=srgb", "--disable-features=Translate,OptimizationHints",
     ]  # fmt: skip
     with open(folder.parent / "chromium.log", "wb") as log:
-        process = subprocess.Popen([program(), *options, "about:blank"], stdout=log, stderr=log)
+        command = [find_browser(), *options, "about:blank"]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        port = wait(lambda: _port(folder), "the browser to start")
+        port = wait(lambda: _read_port(folder), "the browser to start")
         address = "ws://127.0.0.1:{}{}".format(*port)
         with connect(address, max_size=None, proxy=None, ping_interval=None) as socket:
             yield Browser(socket)
@@ -60,21 +65,21 @@ def browser(folder: Path):
         process.wait(20)
 
 
-def _port(folder):
+def _read_port(folder):
     path = folder / "DevToolsActivePort"
     lines = path.read_text().splitlines() if path.exists() else []
     return lines if len(lines) == 2 else None
 
 
-def wait(seen, what, seconds=60):  # long, for machines that are busy
-    """Return the first true answer; fail if there is none in time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = seen()
-        if found:
-            return found
+def wait(condition, description, seconds=60):  # long enough for a busy machine
+    """Return the first true value of a condition; fail if there is none in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
         time.sleep(0.05)
-    raise AssertionError(f"waited {seconds} s for {what}, in vain")
+    raise AssertionError(f"waited {seconds} s without success for {description}")
 
 
 class Browser:
@@ -86,17 +91,17 @@ class Browser:
         self._events = []
 
     def call(self, method, session=None, **values):
-        """Ask for something and return the answer; what happens meanwhile is kept."""
+        """Call a method and return its result; store events that arrive meanwhile."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": values}
         self._socket.send(json.dumps(message | ({"sessionId": session} if session else {})))
         while True:
-            got = json.loads(self._socket.recv(timeout=60))
-            if got.get("id") == number:
-                if "error" in got:
-                    raise AssertionError(f"{method}: {got['error']}")
-                return got["result"]
-            self._events.append(got)
+            reply = json.loads(self._socket.recv(timeout=60))
+            if reply.get("id") == number:
+                if "error" in reply:
+                    raise AssertionError(f"{method}: {reply['error']}")
+                return reply["result"]
+            self._events.append(reply)
 
     def open(self, address, *, width=1280, height=900, scheme="light"):
         """Open a page in a window of this size."""
@@ -106,13 +111,13 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(f"{domain}.enable")
         page.resize(width, height)
-        page.scheme(scheme)
+        page.set_scheme(scheme)
         page.call("Page.navigate", url=address)
         page.until("location.href !== 'about:blank' && document.readyState === 'complete'")
         return page
 
     def events(self, session):
-        """Return what has happened in a page."""
+        """Return the events of a page so far."""
         return [event for event in self._events if event.get("sessionId") == session]
 
 
@@ -126,11 +131,13 @@ class Page:
         return self._browser.call(method, self._session, **values)
 
     def run(self, code):
-        """Evaluate an expression in the page; a promise is waited for."""
-        got = self.call("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in got:
-            raise AssertionError(f"{code}: {got['exceptionDetails']}")
-        return got["result"].get("value")
+        """Evaluate an expression in the page and await a promise."""
+        reply = self.call(
+            "Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True
+        )
+        if "exceptionDetails" in reply:
+            raise AssertionError(f"{code}: {reply['exceptionDetails']}")
+        return reply["result"].get("value")
 
     def until(self, code, seconds=60):
         """Wait until an expression is true."""
@@ -142,7 +149,7 @@ class Page:
             width=width, height=height, deviceScaleFactor=1, mobile=is_phone,
         )  # fmt: skip
 
-    def scheme(self, name):
+    def set_scheme(self, name):
         feature = {"name": "prefers-color-scheme", "value": name}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
@@ -150,11 +157,11 @@ class Page:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def click(self, selector):
-        """Press the mouse in the middle of an element."""
-        where = f"document.querySelector({json.dumps(selector)})"
-        self.run(f"{where}.scrollIntoView({{block: 'nearest'}})")
+        """Click the centre of an element."""
+        element = f"document.querySelector({json.dumps(selector)})"
+        self.run(f"{element}.scrollIntoView({{block: 'nearest'}})")
         x, y = self.run(
-            f"(() => {{ const b = {where}.getBoundingClientRect();"
+            f"(() => {{ const b = {element}.getBoundingClientRect();"
             "return [b.left + b.width / 2, b.top + b.height / 2] })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
@@ -162,34 +169,31 @@ class Page:
                 "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
             )  # fmt: skip
 
-    def picture(self, path, *, whole=False):
-        """Save what is seen, or the whole page, as a PNG file."""
-        got = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(got["data"]))
+    def save_screenshot(self, path, *, is_full_page=False):
+        """Save the visible part, or the full page, as a PNG file."""
+        reply = self.call("Page.captureScreenshot", captureBeyondViewport=is_full_page)
+        path.write_bytes(base64.b64decode(reply["data"]))
 
-    def addresses(self):
-        """Return what the page has loaded."""
+    def get_requested_urls(self):
+        """Return the addresses that the page has loaded."""
         self.run("0")
         events = self._browser.events(self._session)
-        sent = [event for event in events if event["method"] == "Network.requestWillBeSent"]
-        return [event["params"]["request"]["url"] for event in sent]
+        requests = [event for event in events if event["method"] == "Network.requestWillBeSent"]
+        return [event["params"]["request"]["url"] for event in requests]
 
-    def faults(self):
-        """Return errors and warnings of the console, and exceptions."""
+    def get_errors(self):
+        """Return exceptions, and errors and warnings of the console."""
         self.run("0")
-        found = []
+        errors = []
         for event in self._browser.events(self._session):
-            values = event["params"]
-            if event["method"] == "Runtime.exceptionThrown":
-                found.append(str(values["exceptionDetails"]))
-            elif event["method"] == "Runtime.consoleAPICalled" and values["type"] in (
-                "error",
-                "warning",
-            ):
-                found.append(str(values["args"]))
-            elif event["method"] == "Log.entryAdded" and values["entry"]["level"] == "error":
-                found.append(values["entry"]["text"] + " " + values["entry"].get("url", ""))
-        return found
+            method, values = event["method"], event["params"]
+            if method == "Runtime.exceptionThrown":
+                errors.append(str(values["exceptionDetails"]))
+            elif method == "Runtime.consoleAPICalled" and values["type"] in ("error", "warning"):
+                errors.append(str(values["args"]))
+            elif method == "Log.entryAdded" and values["entry"]["level"] == "error":
+                errors.append(values["entry"]["text"] + " " + values["entry"].get("url", ""))
+        return errors
 
     def close(self):
         self._browser.call("Target.closeTarget", targetId=self._target)

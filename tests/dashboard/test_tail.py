@@ -1,4 +1,4 @@
-"""A followed file gives each whole line once, whatever happens to it in between."""
+"""A followed file yields each complete line once, even if it is truncated in between."""
 
 import os
 
@@ -6,76 +6,76 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.dashboard.tail import Tail, read_part
+from pliant.dashboard.tail import FileTail, read_range
 
 line = st.binary(max_size=40).map(lambda text: text.replace(b"\n", b"") + b"\n")
 
 
-@given(parts=st.lists(st.lists(line, max_size=5), max_size=5), most=st.integers(1, 50))
-def test_all_looks_together_are_the_file(parts, most, tmp_path_factory):
+@given(parts=st.lists(st.lists(line, max_size=5), max_size=5), max_bytes=st.integers(1, 50))
+def test_all_reads_together_yield_the_file(parts, max_bytes, tmp_path_factory):
     path = tmp_path_factory.mktemp("tail") / "events.jsonl"
-    tail, got, written = Tail(path), b"", b""
+    tail, read, written = FileTail(path), b"", b""
     for part in parts:
         with open(path, "ab") as file:
             file.write(b"".join(part))
         written += b"".join(part)
         while True:
-            is_cut, text = tail.look(most)
+            is_cut, text = tail.read_new_lines(max_bytes)
             assert not is_cut
             if not text:
                 break
             assert text.endswith(b"\n")
-            got += text
-    assert got == written
+            read += text
+    assert read == written
 
 
-def test_a_line_without_its_end_waits(tmp_path):
+def test_an_unfinished_line_is_not_read_yet(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"one\ntw")
-    tail = Tail(path)
-    assert tail.look() == (False, b"one\n")
-    assert tail.look() == (False, b"")
+    tail = FileTail(path)
+    assert tail.read_new_lines() == (False, b"one\n")
+    assert tail.read_new_lines() == (False, b"")
     with open(path, "ab") as file:
         file.write(b"o\n")
-    assert tail.look() == (False, b"two\n")
+    assert tail.read_new_lines() == (False, b"two\n")
 
 
-def test_a_file_that_was_cut_back_is_read_anew(tmp_path):
+def test_a_truncated_file_is_read_again(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"one\ntwo\nthree\n")
-    tail = Tail(path)
-    tail.look()
+    tail = FileTail(path)
+    tail.read_new_lines()
     os.truncate(path, 4)
-    assert tail.look() == (True, b"one\n")
+    assert tail.read_new_lines() == (True, b"one\n")
 
 
-def test_a_file_that_was_cut_back_and_has_outgrown_itself_is_read_anew(tmp_path):
+def test_a_truncated_file_that_has_grown_since_is_read_again(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"one\ntwo\n")
-    tail = Tail(path)
-    tail.look()
+    tail = FileTail(path)
+    tail.read_new_lines()
     path.write_bytes(b"one\nother\nmore\n")
-    assert tail.look() == (True, b"one\nother\nmore\n")
+    assert tail.read_new_lines() == (True, b"one\nother\nmore\n")
 
 
-def test_what_was_read_is_not_read_again(tmp_path):
+def test_a_change_far_before_the_offset_goes_unnoticed(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"x" * 1000 + b"\n")
-    tail = Tail(path)
-    tail.look()
-    with open(path, "r+b") as file:  # unseen: only the last bytes before the place are compared
+    tail = FileTail(path)
+    tail.read_new_lines()
+    with open(path, "r+b") as file:  # only the last bytes before the offset are compared
         file.write(b"y" * 900)
-    assert tail.look() == (False, b"")
+    assert tail.read_new_lines() == (False, b"")
 
 
-def test_a_file_that_is_not_there_yet_is_empty(tmp_path):
-    assert Tail(tmp_path / "events.jsonl").look() == (False, b"")
+def test_a_missing_file_is_empty(tmp_path):
+    assert FileTail(tmp_path / "events.jsonl").read_new_lines() == (False, b"")
 
 
-def test_a_link_is_not_followed(tmp_path):
+def test_a_symbolic_link_is_not_followed(tmp_path):
     (tmp_path / "secret").write_bytes(b"secret\n")
     (tmp_path / "events.jsonl").symlink_to(tmp_path / "secret")
     with pytest.raises(OSError, match="symbolic"):
-        Tail(tmp_path / "events.jsonl").look()
+        FileTail(tmp_path / "events.jsonl").read_new_lines()
     with pytest.raises(OSError, match="symbolic"):
-        read_part(tmp_path / "events.jsonl", 0, 10)
+        read_range(tmp_path / "events.jsonl", 0, 10)

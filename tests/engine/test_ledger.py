@@ -1,15 +1,15 @@
 import msgspec
 import pytest
 
-from pliant.engine.ledger import RoundRecord, TaskRecord, check, summed
+from pliant.engine.ledger import RoundRecord, TaskRecord, sum_tasks, verify_records
 
-CHANGED = msgspec.structs.replace
+replace = msgspec.structs.replace
 
-# two seconds of a device that does 10 MACs a second: two mini-batches, and a third broken off
+# two seconds of a device with 10 MAC/s: two mini-batches and an interrupted third
 PARTIAL = TaskRecord(
     round=0,
     device=3,
-    end="partial",
+    outcome="partial",
     samples=16,
     steps=2,
     macs=18.0,
@@ -24,10 +24,10 @@ PARTIAL = TaskRecord(
     ends=(1.0, 1.8),
     rows=(4, 5, 4),
 )
-FINISHED = CHANGED(
+FINISHED = replace(
     PARTIAL,
     device=5,
-    end="finished",
+    outcome="finished",
     macs=16.0,
     seconds=1.6,
     starts=(0.2, 1.0),
@@ -35,24 +35,24 @@ FINISHED = CHANGED(
     rows=(4, 4),
     loss=0.7,
 )
-LATE = CHANGED(PARTIAL, device=8, end="late", samples=0, steps=0, useful=0.0, up=0, loss=None)
+LATE = replace(PARTIAL, device=8, outcome="late", samples=0, steps=0, useful=0.0, up=0, loss=None)
 TASKS = [PARTIAL, FINISHED, LATE]
-RECORDS = [*TASKS, summed(0, 2.0, TASKS)]
+RECORDS = [*TASKS, sum_tasks(0, 2.0, TASKS)]
 
 
-def later(number, seconds):
-    tasks = [CHANGED(task, round=number) for task in TASKS]
-    return [*tasks, summed(number, seconds, tasks)]
+def make_round(number, seconds):
+    tasks = [replace(task, round=number) for task in TASKS]
+    return [*tasks, sum_tasks(number, seconds, tasks)]
 
 
 def test_a_round_is_the_sum_of_its_tasks():
-    total = summed(0, 2.0, TASKS)
+    total = sum_tasks(0, 2.0, TASKS)
     assert total == RoundRecord(
         round=0,
         seconds=2.0,
         tasks=3,
         merged=2,
-        ends={"finished": 1, "late": 1, "partial": 1},
+        outcomes={"finished": 1, "late": 1, "partial": 1},
         samples=32,
         steps=4,
         macs=52.0,
@@ -66,24 +66,24 @@ def test_a_round_is_the_sum_of_its_tasks():
     )
     assert total.utilisation == 32 / 60
     assert total.accuracy is None
-    assert summed(1, 3.0, []).utilisation == 0.0
+    assert sum_tasks(1, 3.0, []).utilisation == 0.0
 
 
-def test_right_records_pass():
-    assert check([]) == 0
-    assert check(RECORDS) == 1
-    assert check([*RECORDS, *later(1, 4.0), summed(2, 4.0, [])]) == 3
+def test_correct_records_pass():
+    assert verify_records([]) == 0
+    assert verify_records(RECORDS) == 1
+    assert verify_records([*RECORDS, *make_round(1, 4.0), sum_tasks(2, 4.0, [])]) == 3
 
 
 @pytest.mark.parametrize(
-    ("place", "field", "value"),
+    ("index", "field", "value"),
     [
         (0, "round", 1),
         (0, "device", 5),
         (0, "device", -2),
-        (0, "end", "finished"),
-        (2, "end", "dropped"),
-        (2, "end", "partial"),
+        (0, "outcome", "finished"),
+        (2, "outcome", "dropped"),
+        (2, "outcome", "partial"),
         (0, "samples", 15),
         (2, "samples", 1),
         (0, "steps", 1),
@@ -111,7 +111,7 @@ def test_right_records_pass():
         (3, "seconds", -1.0),
         (3, "tasks", 2),
         (3, "merged", 3),
-        (3, "ends", {"finished": 2, "late": 1}),
+        (3, "outcomes", {"finished": 2, "late": 1}),
         (3, "samples", 31),
         (3, "steps", 5),
         (3, "macs", 52.001),
@@ -124,25 +124,25 @@ def test_right_records_pass():
         (3, "loss", None),
     ],
 )
-def test_records_that_were_changed_are_refused(place, field, value):
-    changed = list(RECORDS)
-    changed[place] = CHANGED(changed[place], **{field: value})
+def test_altered_records_are_refused(index, field, value):
+    records = list(RECORDS)
+    records[index] = replace(records[index], **{field: value})
     with pytest.raises(ValueError, match="round"):
-        check(changed)
+        verify_records(records)
 
 
-def test_records_that_are_missing_doubled_or_out_of_order_are_refused():
-    second = later(1, 4.0)
-    for wrong in (
+def test_missing_duplicate_or_misplaced_records_are_refused():
+    second = make_round(1, 4.0)
+    for records in (
         [*TASKS],
         RECORDS[1:],
         [RECORDS[0], *RECORDS],
         [RECORDS[3], *RECORDS[:3]],
         [*RECORDS, RECORDS[3]],
         second,
-        [*RECORDS, *later(2, 4.0)],
-        [*RECORDS, *later(1, 1.9)],
+        [*RECORDS, *make_round(2, 4.0)],
+        [*RECORDS, *make_round(1, 1.9)],
         [*second, *RECORDS],
     ):
         with pytest.raises(ValueError, match="round"):
-            check(wrong)
+            verify_records(records)

@@ -4,111 +4,112 @@ import os
 import pytest
 import torch
 
-from pliant.engine import store as stores
-from pliant.engine.ledger import summed
-from pliant.engine.store import Saved, Store, newest
-from pliant.methods.base import State
+from pliant.engine import run_store
+from pliant.engine.ledger import sum_tasks
+from pliant.engine.run_store import RunState, RunStore, load_run_state, read_records
+from pliant.methods.base import ServerState
 
 
-def record(number):
-    return summed(number, float(number), [])
+def make_record(number):
+    return sum_tasks(number, float(number), [])
 
 
-def saved(number=1, seconds=0.1 + 0.2):
+def make_state(number=1, seconds=0.1 + 0.2):
     params = {"conv.weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(4)}
     extra = {"control": {"a/b": torch.ones(2), "conv.weight": torch.full((2, 3), number / 3)}}
-    memory = {7: {"conv.weight": torch.ones(2, 3)}, 123456: {"c": torch.zeros(1)}}
-    return Saved(number, seconds, State(params, extra), memory)
+    device_states = {7: {"conv.weight": torch.ones(2, 3)}, 123456: {"c": torch.zeros(1)}}
+    return RunState(number, seconds, ServerState(params, extra), device_states)
 
 
-def same(left, right):
-    def flat(saved):
-        tensors = {("params", name): tensor for name, tensor in saved.state.params.items()}
-        for key, params in saved.state.extra.items():
+def is_same(left, right):
+    def flatten(run_state):
+        server_state = run_state.server_state
+        tensors = {("params", name): tensor for name, tensor in server_state.params.items()}
+        for key, params in server_state.extra.items():
             tensors |= {(key, name): tensor for name, tensor in params.items()}
-        for key, params in saved.memory.items():
+        for key, params in run_state.device_states.items():
             tensors |= {(key, name): tensor for name, tensor in params.items()}
         return tensors
 
-    a, b = flat(left), flat(right)
+    a, b = flatten(left), flatten(right)
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
-    return (left.round, left.seconds) == (right.round, right.seconds)
+    return (left.next_round, left.seconds) == (right.next_round, right.seconds)
 
 
-def lines(folder):
-    return (folder / "events.jsonl").read_bytes().count(b"\n")
+def count_records(folder):
+    return len(list(read_records(folder)))
 
 
-def test_all_of_a_run_comes_back(tmp_path):
-    store = Store(tmp_path)
+def test_a_saved_run_is_loaded_completely(tmp_path):
+    store = RunStore(tmp_path)
     assert store.resume() is None
-    store.append([record(0)])
-    store.save(saved())
+    store.append([make_record(0)])
+    store.save(make_state())
     store.close()
-    assert same(newest(tmp_path), saved())
-    store = Store(tmp_path)
-    assert same(store.resume(), saved())
+    assert is_same(load_run_state(tmp_path), make_state())
+    store = RunStore(tmp_path)
+    assert is_same(store.resume(), make_state())
     store.close()
 
 
-def test_a_new_folder_has_nothing(tmp_path):
-    assert newest(tmp_path / "none") is None
+def test_a_new_folder_has_no_run(tmp_path):
+    assert load_run_state(tmp_path / "none") is None
 
 
-def test_records_behind_the_last_checkpoint_are_forgotten(tmp_path):
-    store = Store(tmp_path)
-    store.append([record(0), record(1)])
-    store.save(saved())
-    store.append([record(2)])
+def test_records_after_the_last_checkpoint_are_dropped(tmp_path):
+    store = RunStore(tmp_path)
+    store.append([make_record(0), make_record(1)])
+    store.save(make_state())
+    store.append([make_record(2)])
     store.close()
-    assert lines(tmp_path) == 3
-    assert same(newest(tmp_path), saved())
-    assert lines(tmp_path) == 3  # looking changes nothing
-    store = Store(tmp_path)
+    assert count_records(tmp_path) == 3
+    assert is_same(load_run_state(tmp_path), make_state())
+    assert count_records(tmp_path) == 3  # loading changes nothing
+    store = RunStore(tmp_path)
     store.resume()
-    assert lines(tmp_path) == 2
-    store.append([record(2)])
+    assert count_records(tmp_path) == 2
+    store.append([make_record(2)])
     store.close()
-    assert lines(tmp_path) == 3
+    assert count_records(tmp_path) == 3
 
 
-def test_records_without_any_checkpoint_are_forgotten(tmp_path):
-    store = Store(tmp_path)
-    store.append([record(0)])
+def test_records_without_a_checkpoint_are_dropped(tmp_path):
+    store = RunStore(tmp_path)
+    store.append([make_record(0)])
     store.close()
-    store = Store(tmp_path)
+    store = RunStore(tmp_path)
     assert store.resume() is None
     store.close()
-    assert lines(tmp_path) == 0
+    assert count_records(tmp_path) == 0
 
 
-def test_two_generations_are_kept(tmp_path):
-    store = Store(tmp_path)
+def test_the_two_newest_checkpoints_are_kept(tmp_path):
+    store = RunStore(tmp_path)
     for number in (3, 6, 9):
-        store.save(saved(number))
+        store.save(make_state(number))
     store.close()
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["00000006.ckpt", "00000009.ckpt"]
-    (tmp_path / "checkpoints/00000009.ckpt").write_bytes(b"cut")
-    assert same(newest(tmp_path), saved(6))
+    (tmp_path / "checkpoints/00000009.ckpt").write_bytes(b"truncated")
+    assert is_same(load_run_state(tmp_path), make_state(6))
 
 
-def test_an_error_of_writing_says_where(tmp_path, monkeypatch):
-    store = Store(tmp_path)
-    store.save(saved(3))
+def test_a_write_error_names_the_file(tmp_path, monkeypatch):
+    store = RunStore(tmp_path)
+    store.save(make_state(3))
 
-    def full(*_):
+    def fail(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(stores.checkpoint.atomic.os, "fsync", full)
+    monkeypatch.setattr(run_store.checkpoint.atomic.os, "fsync", fail)
     for write, name in [
-        (lambda: store.save(saved(6)), "events.jsonl"),
-        (lambda: stores.checkpoint.save(tmp_path / "checkpoints", 6, {}, {}), ""),
+        (lambda: store.save(make_state(6)), "events.jsonl"),
+        (lambda: run_store.checkpoint.save(tmp_path / "checkpoints", 6, {}, {}), ""),
     ]:
         with pytest.raises(OSError, match=f"No space left on device.*{name}"):
             write()
     monkeypatch.undo()
     store.close()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000003.ckpt"]
-    assert same(newest(tmp_path), saved(3))
+    assert is_same(load_run_state(tmp_path), make_state(3))

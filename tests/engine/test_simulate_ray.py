@@ -2,7 +2,7 @@ import subprocess
 import sys
 
 import pytest
-from test_ray_crew import cluster, pytestmark  # noqa: F401 - a fixture, and when to skip
+from tests.workers.test_ray_backend import cluster, pytestmark  # noqa: F401 - a fixture and a skip mark
 
 RUN = """
 rounds = 4
@@ -23,45 +23,45 @@ SEARCH = """
 [data]
 proxy = 200
 [search]
-by = { type = "fast", least = 6, rounds = 1, refined = 3, vectors = 3 }
-normalisers = 2
-fresh = 2
+algorithm = { type = "fast", min_design = 6, rounds = 1, per_round = 3, vectors = 3 }
+corner_seeds = 2
+fresh_seeds = 2
 rows = 4
 [search.objective]
 batches = 2
 batch = 8
 seeds = 1
 snapshot_batches = 2
-evaluated = 40
+eval_images = 40
 """
 
 
 @pytest.mark.slow  # two nodes and four imports of torch
 @pytest.mark.parametrize(
-    ("words", "text", "files"),
+    ("arguments", "text", "files"),
     [
         (["run"], RUN, ["events.jsonl"]),
         (["search", "--no-pictures"], SEARCH, ["trials.jsonl", "table.safetensors"]),
     ],
     ids=["run", "search"],
 )
-def test_two_nodes_of_ray_write_the_files_of_inline(cluster, words, text, files, tmp_path):  # noqa: F811
+def test_two_ray_nodes_write_the_files_of_inline(cluster, arguments, text, files, tmp_path):  # noqa: F811
     address, environment = cluster
-    spec = tmp_path / "small.toml"
-    spec.write_text(text)
-    found = []
+    experiment = tmp_path / "small.toml"
+    experiment.write_text(text)
+    contents = []
     # a node has one CPU, so two workers are on two nodes
     for workers in ('type="inline"', f'type="ray",address="{address}",count=2'):
-        folder = tmp_path / str(len(found))
-        command = [sys.executable, "-m", "pliant", *words, spec, f"workers={{{workers}}}"]
-        answer = subprocess.run(
+        folder = tmp_path / str(len(contents))
+        command = [sys.executable, "-m", "pliant", *arguments, experiment, f"workers={{{workers}}}"]
+        process = subprocess.run(
             [*command, "--out", folder],
             env=environment,
             capture_output=True,
             text=True,
             timeout=240,
         )
-        assert answer.returncode == 0, answer.stderr
-        found.append([(folder / name).read_bytes() for name in files])
-    assert found[0] == found[1]
-    assert all(found[0])
+        assert process.returncode == 0, process.stderr
+        contents.append([(folder / name).read_bytes() for name in files])
+    assert contents[0] == contents[1]
+    assert all(contents[0])

@@ -1,14 +1,14 @@
-"""Laws that methods keep, bit for bit, on a network with batch norm and real steps."""
+"""Laws that methods obey, bit for bit, on a network with batch norm and real steps."""
 
 import random
 
 import numpy as np
 import pytest
 import torch
-from tiny import answer, in_place, last_row
+from tests.methods.tiny_runs import get_last_row, make_unpacked_update, make_update
 from torch import nn
 
-from pliant.devices import Moment
+from pliant.devices import DeviceStatus
 from pliant.methods import (
     Coherent,
     Distreal,
@@ -20,17 +20,17 @@ from pliant.methods import (
     FedRolex,
     Fjord,
     HeteroFl,
-    Local,
+    LocalTraining,
     Scaffold,
     ServerAdam,
 )
-from pliant.methods.base import Place, State
+from pliant.methods.base import ServerState, TaskKey
 from pliant.nn.elastic import elastic
-from pliant.nn.optimiser import Sgd
-from pliant.params import digest, params_of
+from pliant.nn.optimisers import Sgd
+from pliant.params import digest, get_params
 
-LOCAL = Local(Sgd(lr=0.1, momentum=0.5, weight_decay=1e-3))
-SIMPLE = Local(Sgd(lr=0.1, weight_decay=1e-3))
+LOCAL = LocalTraining(Sgd(lr=0.1, momentum=0.5, weight_decay=1e-3))
+SIMPLE = LocalTraining(Sgd(lr=0.1, weight_decay=1e-3))
 METHODS = {
     "fedavg": FedAvg(LOCAL),
     "fedadam": FedAvg(LOCAL, server=ServerAdam()),
@@ -38,7 +38,7 @@ METHODS = {
     "fednova": FedNova(LOCAL),
     "scaffold": Scaffold(SIMPLE),
     "feddropout": FedDropout(LOCAL),
-    "feddropout-mean": FedDropout(LOCAL, merging="mean", weigh="samples"),
+    "feddropout-mean": FedDropout(LOCAL, merging="mean", weighting="samples"),
     "heterofl": HeteroFl(LOCAL),
     "heterofl-masked": HeteroFl(LOCAL, masked=True),
     "fjord": Fjord(LOCAL),
@@ -53,7 +53,7 @@ METHODS = {
 }
 
 
-def small_net():
+def make_small_net():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         net = nn.Sequential(
@@ -70,54 +70,54 @@ def small_net():
     return elastic(net, torch.zeros(2, 1, 8, 8))
 
 
-NET = small_net()
+NET = make_small_net()
 
 
-def begin():
-    return State(params_of(NET.net))
+def make_state():
+    return ServerState(get_params(NET.module))
 
 
-def batches(device, steps=3, size=4):
-    draws = torch.Generator().manual_seed(device)
+def make_batches(device, steps=3, size=4):
+    rng = torch.Generator().manual_seed(device)
     return [
         (
-            torch.randn(size, 1, 8, 8, generator=draws),
-            torch.randint(0, 3, (size,), generator=draws),
+            torch.randn(size, 1, 8, 8, generator=rng),
+            torch.randint(0, 3, (size,), generator=rng),
         )
         for _ in range(steps)
     ]
 
 
-def play(method, rounds=2, *, rows=None, sizes=(4, 4, 4), steps=3):
-    """Run rounds of three devices; they remember what the method lets them remember."""
-    state, memory = begin(), {}
+def run_rounds(method, rounds=2, *, rows=None, sizes=(4, 4, 4), steps=3):
+    """Run rounds with three devices, which keep their state between rounds."""
+    state, device_states = make_state(), {}
     for round in range(rounds):
         updates = [
-            answer(
+            make_update(
                 method,
                 NET,
                 state,
                 device,
-                batches(device + 10 * round, steps, size),
-                row=last_row(method, NET) if rows is None else rows[device],
+                make_batches(device + 10 * round, steps, size),
+                row=get_last_row(method, NET) if rows is None else rows[device],
                 round=round,
-                memory=memory.get(device, {}),
-                owned=size * steps,
+                device_state=device_states.get(device, {}),
+                num_samples=size * steps,
                 classes=(0, 1, 2),
             )
             for device, size in enumerate(sizes)
         ]
         state = method.merge(NET, state, updates)
-        memory = {update.device: update.memory for update in updates}
+        device_states = {update.device: update.device_state for update in updates}
     return state.params
 
 
-def same(left, right):
+def are_equal(left, right):
     return all(torch.equal(left[name], right[name]) for name in left)
 
 
 UNEQUAL = (7, 3, 5)
-MEAN = FedAvg(LOCAL, weigh="equal")
+MEAN = FedAvg(LOCAL, weighting="equal")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ MEAN = FedAvg(LOCAL, weigh="equal")
         (HeteroFl(LOCAL, masked=True), MEAN),  # where every device has every class
         (FedRolex(LOCAL), MEAN),
         (FedDropout(LOCAL), MEAN),
-        (FedDropout(LOCAL, merging="mean", weigh="samples"), FedAvg(LOCAL)),
+        (FedDropout(LOCAL, merging="mean", weighting="samples"), FedAvg(LOCAL)),
         (Elfish(LOCAL), FedAvg(LOCAL)),
         (Fjord(LOCAL, widths=(1.0,)), FedAvg(LOCAL)),
         (Fjord(LOCAL, dynamic=True), FedAvg(LOCAL)),
@@ -143,49 +143,55 @@ MEAN = FedAvg(LOCAL, weigh="equal")
     ids=lambda value: type(value).__name__,
 )
 def test_with_all_filters_it_is_fedavg(method, plain):
-    assert same(play(method, sizes=UNEQUAL), play(plain, sizes=UNEQUAL))
+    assert are_equal(run_rounds(method, sizes=UNEQUAL), run_rounds(plain, sizes=UNEQUAL))
 
 
-def test_scaffold_without_variates_is_fedavg():
-    assert same(play(Scaffold(SIMPLE), rounds=1), play(FedAvg(SIMPLE), rounds=1))
-    assert not same(play(Scaffold(SIMPLE), rounds=2), play(FedAvg(SIMPLE), rounds=2))
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_scaffold_without_variates_is_fedavg(rounds):
+    scaffold, fedavg = (run_rounds(method(SIMPLE), rounds) for method in (Scaffold, FedAvg))
+    assert are_equal(scaffold, fedavg) == (rounds == 1)  # there are variates from round 2 on
 
 
-def test_what_sets_a_method_apart_changes_its_result():
-    plain = play(FedAvg(LOCAL), sizes=UNEQUAL)
+def test_the_distinctive_part_of_a_method_changes_its_result():
+    plain = run_rounds(FedAvg(LOCAL), sizes=UNEQUAL)
     for method in (FedProx(0.1, LOCAL), MEAN, FedAvg(LOCAL, server=ServerAdam())):
-        assert not same(play(method, sizes=UNEQUAL), plain)
+        assert not are_equal(run_rounds(method, sizes=UNEQUAL), plain)
     for name in ("feddropout", "heterofl", "fedrolex", "elfish", "distreal", "coherent"):
-        assert not same(play(METHODS[name], rows=(0, 0, 0)), plain), name
+        assert not are_equal(run_rounds(METHODS[name], rows=(0, 0, 0)), plain), name
 
 
-def updates_of(method, sizes=UNEQUAL, rows=None):
-    state = begin()
-    found = []
-    for device, size in enumerate(sizes):
-        row = (device * last_row(method, NET)) // 2 if rows is None else rows[device]
-        found.append(
-            answer(method, NET, state, device, batches(device, 3, size), row=row, owned=3 * size)
+def make_updates(method):
+    state = make_state()
+    return [
+        make_update(
+            method,
+            NET,
+            state,
+            device,
+            make_batches(device, 3, size),
+            row=(device * get_last_row(method, NET)) // 2,
+            num_samples=3 * size,
         )
-    return found
+        for device, size in enumerate(UNEQUAL)
+    ]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_merging_does_not_depend_on_the_order_in_which_updates_arrive(name):
     method = METHODS[name]
-    updates = updates_of(method)
-    wanted = method.merge(NET, begin(), updates)
-    mixed = updates[:]
+    updates = make_updates(method)
+    expected = method.merge(NET, make_state(), updates)
+    shuffled = updates[:]
     for number in range(4):
-        random.Random(number).shuffle(mixed)
-        found = method.merge(NET, begin(), mixed)
-        assert digest(found.params) == digest(wanted.params)
-        assert found.extra.keys() == wanted.extra.keys()
-        assert all(same(found.extra[key], wanted.extra[key]) for key in wanted.extra)
+        random.Random(number).shuffle(shuffled)
+        merged = method.merge(NET, make_state(), shuffled)
+        assert digest(merged.params) == digest(expected.params)
+        assert merged.extra.keys() == expected.extra.keys()
+        assert all(are_equal(merged.extra[key], expected.extra[key]) for key in expected.extra)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_is_a_value_that_goes_through_plain_data(name):
+def test_a_method_can_be_encoded_and_decoded(name):
     from pliant.methods import AnyMethod
     from pliant.value import decode, encode
 
@@ -193,65 +199,67 @@ def test_a_method_is_a_value_that_goes_through_plain_data(name):
 
 
 @pytest.mark.parametrize("name", ["feddropout", "heterofl", "fedrolex", "fjord", "distreal-fixed"])
-def test_a_packed_sub_network_trains_as_it_would_in_place(name):
-    method, state = METHODS[name], begin()
-    row = last_row(method, NET) // 2
-    packed = answer(method, NET, state, 1, batches(1), row=row)
+def test_a_packed_subnet_trains_exactly_as_in_the_full_network(name):
+    method, state = METHODS[name], make_state()
+    row = get_last_row(method, NET) // 2
+    packed = make_update(method, NET, state, 1, make_batches(1), row=row)
     assert packed.subnet is not None
-    whole = in_place(method, NET, state, 1, batches(1), row=row)
-    assert same(packed.change, NET.take(whole.change, packed.subnet))
+    full = make_unpacked_update(method, NET, state, 1, make_batches(1), row=row)
+    assert are_equal(packed.delta, NET.take(full.delta, packed.subnet))
     merged = method.merge(NET, state, [packed]).params
-    assert not same(merged, state.params)
-    assert same(merged, method.merge(NET, state, [whole]).params)
-    rest = NET.put(whole.change, {n: 0 * t for n, t in packed.change.items()}, packed.subnet)
+    assert not are_equal(merged, state.params)
+    assert are_equal(merged, method.merge(NET, state, [full]).params)
+    rest = NET.put(full.delta, {n: 0 * t for n, t in packed.delta.items()}, packed.subnet)
     assert all(not tensor.any() for tensor in rest.values()), "nothing else has moved"
 
 
-def test_disjoint_sub_networks_lose_nothing():
-    method, state = FedRolex(LOCAL, widths=(0.5, 1.0)), begin()
-    one = answer(method, NET, state, 0, batches(0), row=0)
-    other = answer(method, NET, state, 1, batches(1), row=0, round=3)  # the second half of six
-    found = method.merge(NET, state, [one, other]).params
-    first, second = one.subnet.masks[0], other.subnet.masks[0]
+def test_disjoint_subnets_are_merged_without_loss():
+    method, state = FedRolex(LOCAL, widths=(0.5, 1.0)), make_state()
+    updates = [
+        make_update(method, NET, state, 0, make_batches(0), row=0),
+        make_update(method, NET, state, 1, make_batches(1), row=0, round=3),  # second half of six
+    ]
+    merged = method.merge(NET, state, updates).params
+    first, second = (update.subnet.masks[0] for update in updates)
     assert not (first & second).any()
     assert (first | second).all()
-    for update, mask in ((one, first), (other, second)):
+    for update, mask in zip(updates, (first, second), strict=True):
         for name in ("0.weight", "1.running_mean"):
-            wanted = state.params[name][mask] + update.change[name]
-            assert torch.equal(found[name][mask], wanted), name
+            expected = state.params[name][mask] + update.delta[name]
+            assert torch.equal(merged[name][mask], expected), name
 
 
 def test_statistics_of_absent_channels_are_not_counted():
-    method, state = HeteroFl(LOCAL, s=0.5, levels=2), begin()
-    half = answer(method, NET, state, 0, batches(0), row=0)
-    whole = answer(method, NET, state, 1, batches(1), row=1)
-    found = method.merge(NET, state, [half, whole]).params
+    method, state = HeteroFl(LOCAL, s=0.5, levels=2), make_state()
+    half = make_update(method, NET, state, 0, make_batches(0), row=0)
+    full = make_update(method, NET, state, 1, make_batches(1), row=1)
+    merged = method.merge(NET, state, [half, full]).params
     absent = ~half.subnet.masks[0]
-    wanted = state.params["1.running_var"] + whole.change["1.running_var"]
-    assert torch.equal(found["1.running_var"][absent], wanted[absent])
-    assert found["1.num_batches_tracked"].item() == 3
+    expected = state.params["1.running_var"] + full.delta["1.running_var"]
+    assert torch.equal(merged["1.running_var"][absent], expected[absent])
+    assert merged["1.num_batches_tracked"].item() == 3
 
 
 def test_classes_that_a_device_does_not_have_are_left_alone():
-    method, state = HeteroFl(Local(Sgd(lr=0.1)), masked=True), begin()
-    two = [(x, y % 2) for x, y in batches(0)]
-    row = last_row(method, NET)
-    update = answer(method, NET, state, 0, two, row=row, classes=(0, 1))
-    assert not update.change["8.weight"][2].any()
-    assert update.change["8.weight"][:2].any()
-    other = answer(method, NET, state, 1, batches(1), row=row, classes=(0, 1, 2))
-    found = method.merge(NET, state, [update, other]).params
-    # of class 2 only the second device counts
-    assert torch.equal(found["8.bias"][2], (state.params["8.bias"] + other.change["8.bias"])[2])
-    mean = (update.change["8.bias"].double() + other.change["8.bias"].double()) / 2
-    wanted = (state.params["8.bias"].double() + mean).float()
-    assert torch.equal(found["8.bias"][:2], wanted[:2])
+    method, state = HeteroFl(LocalTraining(Sgd(lr=0.1)), masked=True), make_state()
+    two_classes = [(x, y % 2) for x, y in make_batches(0)]
+    row = get_last_row(method, NET)
+    update = make_update(method, NET, state, 0, two_classes, row=row, classes=(0, 1))
+    assert not update.delta["8.weight"][2].any()
+    assert update.delta["8.weight"][:2].any()
+    other = make_update(method, NET, state, 1, make_batches(1), row=row, classes=(0, 1, 2))
+    merged = method.merge(NET, state, [update, other]).params
+    # only the second device counts for class 2
+    assert torch.equal(merged["8.bias"][2], (state.params["8.bias"] + other.delta["8.bias"])[2])
+    mean = (update.delta["8.bias"].double() + other.delta["8.bias"].double()) / 2
+    expected = (state.params["8.bias"].double() + mean).float()
+    assert torch.equal(merged["8.bias"][:2], expected[:2])
 
 
-def moment(speeds):
+def make_status(speeds):
     count = len(speeds)
     full = np.full(count, 10.0)
-    return Moment(
+    return DeviceStatus(
         np.arange(count),
         0,
         np.zeros(count),
@@ -266,34 +274,34 @@ def moment(speeds):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_method_reads_another_devices_trace(name):
-    plan = METHODS[name].plan(NET)
+    policy = METHODS[name].make_budget_policy(NET)
     speeds = np.linspace(5.0, 60.0, 12)
-    together = plan.choose(moment(speeds))
-    for place, speed in enumerate(speeds):
-        alone = plan.choose(moment([speed]))
-        assert alone.row[0] == together.row[place]
-        assert alone.macs[0] == together.macs[place]
+    together = policy.choose(make_status(speeds))
+    for index, speed in enumerate(speeds):
+        alone = policy.choose(make_status([speed]))
+        assert alone.row[0] == together.row[index]
+        assert alone.macs[0] == together.macs[index]
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_step_has_the_filters_of_what_was_sent(name):
+def test_a_step_only_uses_filters_that_were_sent(name):
     method = METHODS[name]
-    for row in (0, last_row(method, NET)):
+    for row in (0, get_last_row(method, NET)):
         for device in range(3):
-            place = Place(0, 2, device)
-            sent = method.sends(NET, row, place) or NET.full
+            key = TaskKey(0, 2, device)
+            sent = method.subnet_to_send(NET, row, key) or NET.full
             for step in range(3):
-                used = method.subnet(NET, row, place, step)
+                used = method.select_subnet(NET, row, key, step)
                 assert all((u <= s).all() for u, s in zip(used.masks, sent.masks, strict=True))
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_training_on_nothing_shows_what_comes_back(name):
+def test_training_without_batches_returns_tensors_of_the_same_shapes(name):
     method = METHODS[name]
-    nothing = answer(method, NET, begin(), 0, [], rows=[0])
-    real = answer(method, NET, begin(), 0, batches(0), row=0)
-    assert {n: t.shape for n, t in nothing.extra.items()} == {
+    empty = make_update(method, NET, make_state(), 0, [], rows=[0])
+    real = make_update(method, NET, make_state(), 0, make_batches(0), row=0)
+    assert {n: t.shape for n, t in empty.extra.items()} == {
         n: t.shape for n, t in real.extra.items()
     }
-    assert nothing.memory.keys() == real.memory.keys()
-    assert all(torch.isfinite(t).all() for t in nothing.extra.values())
+    assert empty.device_state.keys() == real.device_state.keys()
+    assert all(torch.isfinite(t).all() for t in empty.extra.values())

@@ -1,15 +1,15 @@
-"""The masked reference's rules for operations that move, join or part values without computing."""
+"""Rules of the masked oracle for operations that move, join or split values."""
 
 from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
-from masked_rules import ALWAYS, Operation, Outcome, Value, bound, carry
+from tests.nn.masked_rules import ALWAYS, Operation, Result, Value, bind_args, mask_channels
 
 
-def reshape(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Outcome:
-    """Keep (batch, channel, …), or spread each channel over its features."""
+def reshape(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
+    """Keep (batch, channel, …), or flatten the rest into the channels."""
     value, *rest = args
     if value.axis != 1:
         return None
@@ -17,67 +17,67 @@ def reshape(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Out
     data = func(value.data.contiguous(), *rest, **kwargs)
     batch, size, *space = value.data.shape
     if data.shape[:2] == (batch, size):
-        return carry(data, 1, value.channels)
+        return mask_channels(data, 1, value.channels)
     if data.shape == (batch, size * prod(space)):
-        return carry(data, 1, [c for c in value.channels for _ in range(prod(space))])
+        return mask_channels(data, 1, [c for c in value.channels for _ in range(prod(space))])
     return None
 
 
-def permute(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Outcome:
-    """Move the channel axis, as long as the batch stays first."""
+def permute(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
+    """Move the channel axis, if the batch stays first."""
     value = args[0]
-    # every axis of the probe has a size of its own, which tells where it went
+    # each axis of the probe has its own size, to find where it moved
     probe = torch.empty(list(range(2, 2 + value.data.ndim)), device="meta")
     sizes = list(func(probe, *args[1:], **kwargs).shape)
     if sizes[0] != 2:
         return None
     data = func(value.data, *args[1:], **kwargs)
-    return carry(data, sizes.index(2 + value.axis), value.channels)
+    return mask_channels(data, sizes.index(2 + value.axis), value.channels)
 
 
-def expand(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Outcome:
-    """Repeat along other axes, or one channel along its own."""
+def expand(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
+    """Repeat other axes, or a single channel."""
     value, *rest = args
     if value.axis is None:
         return None
     rest = [item.data if isinstance(item, Value) else item for item in rest]
     data = func(value.data, *rest, **kwargs)
     axis = value.axis + data.ndim - value.data.ndim
-    return carry(data, axis, value.channels * (data.shape[axis] // len(value.channels)))
+    return mask_channels(data, axis, value.channels * (data.shape[axis] // len(value.channels)))
 
 
-def part(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Outcome:
-    """Cut along the channel axis into ranges, or along another one."""
+def split(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
+    """Split the channel axis into ranges, or split another axis."""
     value = args[0]
-    dim = bound("input size dim", args, kwargs).get("dim", 0) % value.data.ndim
-    pieces, start = [], 0
+    dim = bind_args("input size dim", args, kwargs).get("dim", 0) % value.data.ndim
+    parts, start = [], 0
     for data in func(value.data, *args[1:], **kwargs):
         stop = start + data.shape[dim]
-        mine = value.channels[start:stop] if dim == value.axis else value.channels
-        pieces.append(carry(data, value.axis, mine))
+        channels = value.channels[start:stop] if dim == value.axis else value.channels
+        parts.append(mask_channels(data, value.axis, channels))
         start = stop
-    return tuple(pieces)
+    return tuple(parts)
 
 
-def narrow(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Outcome:
-    """Take a range of one axis."""
-    named = bound("input dim start length", args, kwargs)
-    value, dim = named["input"], named["dim"] % named["input"].data.ndim
-    start = named["start"] % value.data.shape[dim]
-    chosen = [slice(None)] * dim + [slice(start, start + named["length"])]
-    return index(torch.Tensor.__getitem__, (value, tuple(chosen)), {})
+def narrow(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
+    """Slice one axis."""
+    bound_args = bind_args("input dim start length", args, kwargs)
+    value, dim = bound_args["input"], bound_args["dim"] % bound_args["input"].data.ndim
+    start = bound_args["start"] % value.data.shape[dim]
+    slices = [slice(None)] * dim + [slice(start, start + bound_args["length"])]
+    return index(torch.Tensor.__getitem__, (value, tuple(slices)), {})
 
 
-def index(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Outcome:
-    """Follow slices, new axes and whole numbers; any other index runs dense."""
-    value, given = args
-    items = list(given) if isinstance(given, tuple) else [given]
+def index(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
+    """Follow slices, new axes and integers; any other index runs dense."""
+    value, key = args
+    items = list(key) if isinstance(key, tuple) else [key]
     if not all(item is None or item is ... or type(item) in (int, slice) for item in items):
         return None
-    rest = slice(None)
+    everything = slice(None)
     missing = value.data.ndim - sum(item is not None and item is not ... for item in items)
-    at = items.index(...) if ... in items else len(items)
-    items[at : at + 1] = [rest] * missing
+    position = items.index(...) if ... in items else len(items)
+    items[position : position + 1] = [everything] * missing
     if not isinstance(items[0], slice):  # the batch must stay first
         return None
     old = new = 0
@@ -88,22 +88,22 @@ def index(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Outco
         new += not isinstance(item, int)
     if not isinstance(item, slice):
         return None
-    return carry(value.data[tuple(items)], new, value.channels[item])
+    return mask_channels(value.data[tuple(items)], new, value.channels[item])
 
 
-def join(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Outcome:
-    """Join channels, or values with the same channels along another axis."""
-    named = bound("tensors dim", args, kwargs)
-    values = [item if isinstance(item, Value) else Value(item) for item in named["tensors"]]
+def concatenate(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
+    """Concatenate channels, or values with the same channels along another axis."""
+    bound_args = bind_args("tensors dim", args, kwargs)
+    values = [item if isinstance(item, Value) else Value(item) for item in bound_args["tensors"]]
     masked = [value for value in values if value.axis is not None]
-    dim = named.get("dim", 0) % masked[0].data.ndim
+    dim = bound_args.get("dim", 0) % masked[0].data.ndim
     data = func([value.data for value in values], dim)
     if all(value.axis == dim for value in masked):
         parts = (value.channels or (ALWAYS,) * value.data.shape[dim] for value in values)
-        return carry(data, dim, [channel for part in parts for channel in part])
+        return mask_channels(data, dim, [channel for part in parts for channel in part])
     first = values[0]
     if first.axis in (None, dim) or any(
         (value.axis, value.channels) != (first.axis, first.channels) for value in values
     ):
         return None
-    return carry(data, first.axis, first.channels)
+    return mask_channels(data, first.axis, first.channels)

@@ -1,4 +1,4 @@
-"""The masked reference is checked against plain networks, numbers on paper, and expectations."""
+"""Check the masked oracle against plain networks, numbers by hand, and expectations."""
 
 from collections.abc import Callable
 from itertools import product
@@ -7,30 +7,32 @@ import pytest
 import torch
 import torch.fx
 import torch.nn.functional as F
-from masked import masked_forward
+from tests.nn.masked import masked_forward
+from tests.nn.zoo import UNTRACEABLE, ZOO
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from zoo import REFUSED, ZOO
 
 
-def filters(net: nn.Module) -> dict[str, int]:
-    """Return every layer that could be drawn, with its number of output channels."""
+def count_filters(net: nn.Module) -> dict[str, int]:
+    """Map every layer that may be masked to its number of output channels."""
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-    found = {
+    layers = {
         path: module.weight.shape[0]
         for path, module in net.named_modules()
         if isinstance(module, kinds) and getattr(module, "groups", 1) == 1
     }
-    own = {p: w.shape[0] for p, w in net.named_parameters() if "." not in p and w.ndim == 4}
-    return found | {path: size for path, size in own.items() if size > 1}
+    parameters = {p: w.shape[0] for p, w in net.named_parameters() if "." not in p and w.ndim == 4}
+    return layers | {path: size for path, size in parameters.items() if size > 1}
 
 
-def drawn(net: nn.Module, seed: int, *, is_coupled: bool) -> dict[str, tuple[int, Tensor, float]]:
-    """Draw half of each layer's channels; coupled layers are those of one size."""
+def draw_masks(
+    net: nn.Module, seed: int, *, is_coupled: bool
+) -> dict[str, tuple[int, Tensor, float]]:
+    """Keep about half of each layer's channels; if coupled, layers of one size share a mask."""
     generator = torch.Generator().manual_seed(seed)
     layers, masks = {}, {}
-    for number, (path, size) in enumerate(filters(net).items()):
-        site = size if is_coupled else number
+    for index, (path, size) in enumerate(count_filters(net).items()):
+        site = size if is_coupled else index
         if site not in masks:
             masks[site] = torch.rand(size, generator=generator) < 0.5
             masks[site][torch.randint(size, (1,), generator=generator)] = True
@@ -38,58 +40,64 @@ def drawn(net: nn.Module, seed: int, *, is_coupled: bool) -> dict[str, tuple[int
     return layers
 
 
-def loss(outputs: object) -> Tensor:
+def compute_loss(outputs: object) -> Tensor:
     outs = [out.flatten() for out in tree_leaves(outputs)]
     return sum((torch.arange(1.0, 1 + len(out)).sin() * out).sum() for out in outs)
 
 
-def gradients(net: nn.Module, outputs: object) -> list[Tensor]:
-    return list(torch.autograd.grad(loss(outputs), list(net.parameters()), materialize_grads=True))
+def compute_gradients(net: nn.Module, outputs: object) -> list[Tensor]:
+    return list(
+        torch.autograd.grad(compute_loss(outputs), list(net.parameters()), materialize_grads=True)
+    )
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_with_all_channels_it_is_the_plain_network(name: str) -> None:
+def test_with_all_channels_it_equals_the_plain_network(name: str) -> None:
     net, x = ZOO[name]()
-    twin, _ = ZOO[name]()
+    plain_net, _ = ZOO[name]()
     layers = {
         path: (site, torch.ones(size, dtype=torch.bool), 1.0)
-        for site, (path, size) in enumerate(filters(net).items())
+        for site, (path, size) in enumerate(count_filters(net).items())
     }
     assert layers
-    plain, masked = twin(x), masked_forward(net, x, layers)
+    plain, masked = plain_net(x), masked_forward(net, x, layers)
     torch.testing.assert_close(masked, plain, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(
-        gradients(net, masked), gradients(twin, plain), rtol=1e-8, atol=1e-10
+        compute_gradients(net, masked), compute_gradients(plain_net, plain), rtol=1e-8, atol=1e-10
     )
-    torch.testing.assert_close(dict(net.named_buffers()), dict(twin.named_buffers()))
+    torch.testing.assert_close(dict(net.named_buffers()), dict(plain_net.named_buffers()))
 
 
 @pytest.mark.parametrize("is_coupled", [False, True])
 @pytest.mark.parametrize("name", ZOO)
-def test_absent_filters_change_nothing_and_learn_nothing(name: str, is_coupled: bool) -> None:
+def test_absent_filters_have_no_effect_and_no_gradient(name: str, is_coupled: bool) -> None:
     net, x = ZOO[name]()
-    layers = drawn(net, seed=1, is_coupled=is_coupled)
+    layers = draw_masks(net, seed=1, is_coupled=is_coupled)
     before = masked_forward(net, x, layers)
-    slopes = dict(zip((n for n, _ in net.named_parameters()), gradients(net, before), strict=True))
+    grads = dict(
+        zip((n for n, _ in net.named_parameters()), compute_gradients(net, before), strict=True)
+    )
     with torch.no_grad():
         for path, (_, mask, _) in layers.items():
             for parameter in (f"{path}.weight", f"{path}.bias", path, f"{path}_bias"):
-                if parameter in slopes:
-                    assert not slopes[parameter][~mask].any()
+                if parameter in grads:
+                    assert not grads[parameter][~mask].any()
                     net.get_parameter(parameter)[~mask] = 7.0
     after = masked_forward(net, x, layers)
     torch.testing.assert_close(after, before)
     assert all(out.isfinite().all() for out in tree_leaves(after))
-    torch.testing.assert_close(gradients(net, after), list(slopes.values()))
+    torch.testing.assert_close(compute_gradients(net, after), list(grads.values()))
 
 
-class Hand(nn.Module):
+class TinyNet(nn.Module):
     """Named 1x1 convolutions of one input channel, and a function of their outputs."""
 
-    def __init__(self, filters: dict[str, list[float]], body: Callable[..., Tensor]) -> None:
+    def __init__(
+        self, weights_by_layer: dict[str, list[float]], body: Callable[..., Tensor]
+    ) -> None:
         super().__init__()
         self.layers = nn.ModuleDict()
-        for name, weights in filters.items():
+        for name, weights in weights_by_layer.items():
             self.layers[name] = nn.Conv2d(1, len(weights), 1, bias=False)
             self.layers[name].weight = nn.Parameter(torch.tensor(weights).view(-1, 1, 1, 1))
         self.body = body
@@ -98,21 +106,21 @@ class Hand(nn.Module):
         return self.body(*(layer(x) for layer in self.layers.values()))
 
 
-def by_hand(
+def run_tiny(
     body: Callable[..., Tensor], *layers: tuple[list[float], int, list[int], float]
 ) -> list[float]:
-    """Return what each channel of the body's outcome comes to when the input is a single 1."""
-    names = [f"layer{number}" for number in range(len(layers))]
-    net = Hand({n: weights for n, (weights, _, _, _) in zip(names, layers, strict=True)}, body)
-    chosen = {
+    """Return each channel of the body's result for an input of a single 1."""
+    names = [f"layer{index}" for index in range(len(layers))]
+    net = TinyNet({n: weights for n, (weights, _, _, _) in zip(names, layers, strict=True)}, body)
+    masks = {
         f"layers.{name}": (site, torch.tensor(mask, dtype=torch.bool), scale)
         for name, (_, site, mask, scale) in zip(names, layers, strict=True)
     }
-    outcome: list[float] = masked_forward(net, torch.ones(1, 1, 1, 1), chosen).flatten().tolist()
-    return outcome
+    values: list[float] = masked_forward(net, torch.ones(1, 1, 1, 1), masks).flatten().tolist()
+    return values
 
 
-def test_two_filters_and_a_linear_layer_on_paper() -> None:
+def test_two_filters_and_a_linear_layer_by_hand() -> None:
     conv, linear = nn.Conv2d(1, 2, 1), nn.Linear(2, 1)
     net = nn.Sequential(conv, nn.Flatten(), linear)
     conv.weight = nn.Parameter(torch.tensor([2.0, 3.0]).view(2, 1, 1, 1))
@@ -135,96 +143,96 @@ def test_a_norm_bias_does_not_leak_through_an_absent_channel() -> None:
     x = torch.tensor([[1.0], [3.0]])
     out = masked_forward(net, x, {"0": (0, torch.tensor([True, False]), 2.0)})
     torch.testing.assert_close(out, torch.tensor([[18.0, 0.0], [22.0, 0.0]]), atol=1e-3, rtol=0)
-    # the mean is that of the unscaled values, the absent channel's is untouched
+    # the mean of the unscaled values; the absent channel's is unchanged
     assert norm.running_mean.tolist() == [1.0, 0.0]
     assert norm.running_var.tolist() == [1.5, 1.0]
 
 
-def test_a_draw_counts_once() -> None:
-    two, swish = ([2.0, 5.0], 0, [1, 0], 3.0), 2 * torch.sigmoid(torch.tensor(2.0)).item()
-    assert by_hand(lambda a: a * torch.sigmoid(a), two) == pytest.approx([3 * swish, 0])
-    assert by_hand(lambda a: a + a + a, two) == pytest.approx([18, 0])
-    assert by_hand(lambda a: a / (a + 2), two) == pytest.approx([1.5, 0])
-    assert by_hand(lambda a: 1 - a**2, two) == pytest.approx([-9, 0])
-    assert by_hand(lambda a: torch.log(a - 1) + 1, two) == pytest.approx([3, 0])
+def test_a_mask_is_applied_once() -> None:
+    layer, swish = ([2.0, 5.0], 0, [1, 0], 3.0), 2 * torch.sigmoid(torch.tensor(2.0)).item()
+    assert run_tiny(lambda a: a * torch.sigmoid(a), layer) == pytest.approx([3 * swish, 0])
+    assert run_tiny(lambda a: a + a + a, layer) == pytest.approx([18, 0])
+    assert run_tiny(lambda a: a / (a + 2), layer) == pytest.approx([1.5, 0])
+    assert run_tiny(lambda a: 1 - a**2, layer) == pytest.approx([-9, 0])
+    assert run_tiny(lambda a: torch.log(a - 1) + 1, layer) == pytest.approx([3, 0])
 
 
-def test_layers_of_one_site_are_one_draw() -> None:
-    one, other = ([1.0, 2.0], 0, [1, 0], 2.0), ([3.0, 4.0], 0, [1, 0], 2.0)
+def test_layers_of_one_site_share_one_mask() -> None:
+    left, right = ([1.0, 2.0], 0, [1, 0], 2.0), ([3.0, 4.0], 0, [1, 0], 2.0)
     # squares show whether the factor was still pending: 2 * (1 + 3)^2, not (2 * 1 + 2 * 3)^2
-    assert by_hand(lambda a, b: (a + b) ** 2, one, other) == pytest.approx([32, 0])
-    assert by_hand(lambda a, b: a * b, one, other) == pytest.approx([6, 0])
+    assert run_tiny(lambda a, b: (a + b) ** 2, left, right) == pytest.approx([32, 0])
+    assert run_tiny(lambda a, b: a * b, left, right) == pytest.approx([6, 0])
 
 
-def test_different_draws_unite_in_a_sum_even_where_masks_coincide() -> None:
-    one, other = ([1.0, 2.0, 3.0], 0, [1, 0, 0], 2.0), ([10.0, 20.0, 30.0], 1, [1, 1, 0], 5.0)
-    assert by_hand(lambda a, b: a + b, one, other) == pytest.approx([52, 100, 0])
-    assert by_hand(lambda a, b: (a - b) + 1, one, other) == pytest.approx([-47, -99, 0])
-    same = ([10.0, 20.0, 30.0], 1, [1, 0, 0], 2.0)
-    assert by_hand(lambda a, b: (a + b) ** 2, one, same) == pytest.approx([22**2, 0, 0])
+def test_a_sum_keeps_the_union_even_of_equal_masks() -> None:
+    left, right = ([1.0, 2.0, 3.0], 0, [1, 0, 0], 2.0), ([10.0, 20.0, 30.0], 1, [1, 1, 0], 5.0)
+    assert run_tiny(lambda a, b: a + b, left, right) == pytest.approx([52, 100, 0])
+    assert run_tiny(lambda a, b: (a - b) + 1, left, right) == pytest.approx([-47, -99, 0])
+    equal_mask = ([10.0, 20.0, 30.0], 1, [1, 0, 0], 2.0)
+    assert run_tiny(lambda a, b: (a + b) ** 2, left, equal_mask) == pytest.approx([22**2, 0, 0])
 
 
-def test_different_draws_intersect_in_a_product_and_both_factors_are_owed() -> None:
-    one, other = ([1.0, 2.0, 3.0], 0, [1, 1, 0], 2.0), ([4.0, 5.0, 6.0], 1, [1, 0, 1], 5.0)
-    assert by_hand(lambda a, b: (a * b) ** 2, one, other) == pytest.approx([16 * 10, 0, 0])
+def test_a_product_keeps_the_intersection_and_both_factors() -> None:
+    left, right = ([1.0, 2.0, 3.0], 0, [1, 1, 0], 2.0), ([4.0, 5.0, 6.0], 1, [1, 0, 1], 5.0)
+    assert run_tiny(lambda a, b: (a * b) ** 2, left, right) == pytest.approx([16 * 10, 0, 0])
 
 
-def test_a_dense_value_fills_a_sum_and_leaves_a_product_alone() -> None:
+def test_a_dense_value_makes_a_sum_dense_but_not_a_product() -> None:
     masked = ([1.0, 2.0], 0, [1, 0], 3.0)
     dense = ([5.0, 7.0], 1, [1, 1], 1.0)
 
-    def summed(a: Tensor, b: Tensor) -> Tensor:
+    def add(a: Tensor, b: Tensor) -> Tensor:
         return (a + torch.cumsum(b, 1)) ** 2
 
-    assert by_hand(summed, masked, dense) == pytest.approx([64, 144])
-    assert by_hand(lambda a, b: (a * torch.cumsum(b, 1)) ** 2, masked, dense) == pytest.approx(
+    assert run_tiny(add, masked, dense) == pytest.approx([64, 144])
+    assert run_tiny(lambda a, b: (a * torch.cumsum(b, 1)) ** 2, masked, dense) == pytest.approx(
         [75, 0]
     )
 
 
-def test_joins_and_slices_keep_each_channels_own_draw() -> None:
-    one, other = ([1.0, 2.0], 0, [1, 0], 2.0), ([3.0, 4.0], 1, [0, 1], 5.0)
-    assert by_hand(lambda a, b: torch.cat([a, b], 1) ** 2, one, other) == [2, 0, 0, 80]
-    assert by_hand(lambda a, b: torch.cat([a, b], 1)[:, 1:4:2] ** 2, one, other) == [0, 80]
-    assert by_hand(lambda a, b: torch.cat([a, b], 1).chunk(2, 1)[1] ** 2, one, other) == [0, 80]
-    # channels 0 and 1 of one site are different draws
-    assert by_hand(lambda a: (a[:, :1] + a[:, 1:]) ** 2, one) == [4]
+def test_concatenations_and_slices_keep_the_mask_of_each_channel() -> None:
+    left, right = ([1.0, 2.0], 0, [1, 0], 2.0), ([3.0, 4.0], 1, [0, 1], 5.0)
+    assert run_tiny(lambda a, b: torch.cat([a, b], 1) ** 2, left, right) == [2, 0, 0, 80]
+    assert run_tiny(lambda a, b: torch.cat([a, b], 1)[:, 1:4:2] ** 2, left, right) == [0, 80]
+    assert run_tiny(lambda a, b: torch.cat([a, b], 1).chunk(2, 1)[1] ** 2, left, right) == [0, 80]
+    # channels 0 and 1 of one site have different masks
+    assert run_tiny(lambda a: (a[:, :1] + a[:, 1:]) ** 2, left) == [4]
 
 
-def test_a_parameter_acts_as_an_affine_and_an_unknown_operation_is_dense() -> None:
-    one, shift = ([1.0, 2.0], 0, [0, 1], 2.0), torch.tensor([10.0, 20.0]).view(2, 1, 1)
-    assert by_hand(lambda a: a + shift, one) == [0, 44]
-    assert by_hand(lambda a: torch.cumsum(a + shift, 1) + shift, one) == [10, 64]
+def test_a_parameter_is_masked_and_an_unknown_operation_is_dense() -> None:
+    layer, shift = ([1.0, 2.0], 0, [0, 1], 2.0), torch.tensor([10.0, 20.0]).view(2, 1, 1)
+    assert run_tiny(lambda a: a + shift, layer) == [0, 44]
+    assert run_tiny(lambda a: torch.cumsum(a + shift, 1) + shift, layer) == [10, 64]
 
 
-def test_norms_that_mix_channels_look_at_those_that_are_there() -> None:
+def test_norms_that_mix_channels_use_the_present_ones() -> None:
     weights, bias = [1.0, 3.0, 9.0, 4.0, 9.0, 9.0], torch.full((6,), 0.5)
     layer = (weights, 0, [1, 1, 0, 1, 0, 0], 2.0)
     # 1 and 3 become -1 and 1; 4 is alone and becomes 0
-    grouped = by_hand(lambda a: F.group_norm(a, 2, bias=bias), layer)
+    grouped = run_tiny(lambda a: F.group_norm(a, 2, bias=bias), layer)
     assert grouped == pytest.approx([2 * -0.5, 2 * 1.5, 0, 2 * 0.5, 0, 0], abs=1e-4)
     # 1, 3, 5 have the mean 3 and the variance 8/3
     layer = ([1.0, 3.0, 9.0, 5.0], 0, [1, 1, 0, 1], 2.0)
-    layered = by_hand(lambda a: F.layer_norm(a, [4, 1, 1]), layer)
+    layered = run_tiny(lambda a: F.layer_norm(a, [4, 1, 1]), layer)
     assert layered == pytest.approx([-2 * 1.5**0.5, 0, 0, 2 * 1.5**0.5], abs=1e-4)
-    # windows stay at the original places: 4 has an absent neighbour and divides by (1 + 16 / 2)
+    # windows are those of the full network: 4 has an absent neighbour and divides by (1 + 16 / 2)
     layer = ([2.0, 9.0, 4.0], 0, [1, 0, 1], 2.0)
-    local = by_hand(lambda a: F.local_response_norm(a, 2, alpha=1.0, beta=1.0), layer)
+    local = run_tiny(lambda a: F.local_response_norm(a, 2, alpha=1.0, beta=1.0), layer)
     assert local == pytest.approx([2 * 2 / 3, 0, 2 * 4 / 9])
 
 
-def test_channels_are_followed_through_changes_of_shape() -> None:
+def test_channels_are_tracked_through_reshapes() -> None:
     layer = ([2.0, 3.0], 0, [0, 1], 2.0)
-    assert by_hand(lambda a: a.expand(1, 2, 1, 3).flatten(1) ** 2, layer) == [0, 0, 0, 18, 18, 18]
-    assert by_hand(lambda a: (a.permute(0, 2, 3, 1).mean((1, 2)) + 1) ** 2, layer) == [0, 32]
-    assert by_hand(lambda a: (a[:, None, :, 0].transpose(1, 2) + 1) ** 2, layer) == [0, 32]
-    # here each row of the outcome holds both channels, so that factors are paid before the square
-    assert by_hand(lambda a: a.view(1, 1, 2) ** 2, layer) == [0, 36]
+    assert run_tiny(lambda a: a.expand(1, 2, 1, 3).flatten(1) ** 2, layer) == [0, 0, 0, 18, 18, 18]
+    assert run_tiny(lambda a: (a.permute(0, 2, 3, 1).mean((1, 2)) + 1) ** 2, layer) == [0, 32]
+    assert run_tiny(lambda a: (a[:, None, :, 0].transpose(1, 2) + 1) ** 2, layer) == [0, 32]
+    # each row of the result holds both channels, so factors are applied before the square
+    assert run_tiny(lambda a: a.view(1, 1, 2) ** 2, layer) == [0, 36]
 
 
-def test_an_absent_channel_spoils_no_gradient() -> None:
+def test_an_absent_channel_leaves_gradients_finite() -> None:
     top = torch.ones(2, 1, 1, requires_grad=True)
-    net = Hand({"a": [4.0, 9.0]}, lambda a: torch.sqrt(a) + torch.log(a) + top / a)
+    net = TinyNet({"a": [4.0, 9.0]}, lambda a: torch.sqrt(a) + torch.log(a) + top / a)
     layers = {"layers.a": (0, torch.tensor([True, False]), 2.0)}
     masked_forward(net, torch.ones(1, 1, 1, 1), layers).sum().backward()
     slope = 2 * (1 / 4 + 1 / 4 - 1 / 16)  # of the root, the logarithm and the inverse at 4
@@ -232,19 +240,20 @@ def test_an_absent_channel_spoils_no_gradient() -> None:
     assert top.grad.flatten().tolist() == [2 / 4, 0]
 
 
-def test_a_depthwise_bias_is_inside_what_is_scaled() -> None:
+def test_a_depthwise_bias_is_scaled_too() -> None:
     weight, bias = torch.ones(4, 1, 1, 1), torch.tensor([1.0, 2.0, 3.0, 4.0])
     layer = ([1.0, 2.0], 0, [0, 1], 2.0)
-    out = by_hand(lambda a: F.conv2d(a, weight, bias, groups=2) ** 2, layer)
+    out = run_tiny(lambda a: F.conv2d(a, weight, bias, groups=2) ** 2, layer)
     assert out == pytest.approx([0, 0, 50, 72])
 
 
 def test_a_gate_of_one_channel_broadcasts() -> None:
     layer, gate = ([1.0, 2.0], 0, [1, 0], 2.0), ([3.0], 1, [1], 4.0)
-    assert by_hand(lambda a, g: (a * g) ** 2, layer, gate) == pytest.approx([9 * 8, 0])
+    assert run_tiny(lambda a, g: (a * g) ** 2, layer, gate) == pytest.approx([9 * 8, 0])
 
 
-ROW = torch.tensor([[1.0, -2.0]], dtype=torch.float64)
+WEIGHT = torch.tensor([[1.0, -2.0]], dtype=torch.float64)
+# factors are applied linearly in all of these
 BODIES: dict[str, Callable[..., Tensor]] = {
     "activation": lambda a, b: torch.cat([torch.tanh(a), F.softplus(b)], 1).sum(1),
     "swish": lambda a, b: (a * torch.sigmoid(a)).cumsum(1) * b,
@@ -252,27 +261,26 @@ BODIES: dict[str, Callable[..., Tensor]] = {
     "product": lambda a, b: torch.relu(torch.tanh(a) * b + 1),
     "gate": lambda a, b: a * torch.sigmoid(b).mean((2, 3), keepdim=True),
     "slices": lambda a, b: a[:, 1:].sigmoid() + b.narrow(1, 0, 1),
-    "features": lambda a, b: F.linear(F.elu(a).flatten(1), ROW) + b.view(1, 2).relu(),
+    "features": lambda a, b: F.linear(F.elu(a).flatten(1), WEIGHT) + b.view(1, 2).relu(),
 }
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_survivors_stand_for_the_absent(name: str) -> None:
-    """The mean over all draws is the plain network, wherever factors are paid linearly."""
-    weights, kept = ([0.7, -1.2], [1.5, 0.4]), (0.5, 0.25)
-    net = Hand({"a": weights[0], "b": weights[1]}, BODIES[name]).double()
+def test_the_mean_over_all_masks_is_the_plain_network(name: str) -> None:
+    weights, keep = ([0.7, -1.2], [1.5, 0.4]), (0.5, 0.25)
+    net = TinyNet({"a": weights[0], "b": weights[1]}, BODIES[name]).double()
     x = torch.ones(1, 1, 1, 1, dtype=torch.float64)
     mean = torch.zeros_like(net(x))
-    for draw in product([True, False], repeat=4):
-        masks = (torch.tensor(draw[:2]), torch.tensor(draw[2:]))
-        chance = 1.0
-        for q, mask in zip(kept, masks, strict=True):
-            chance *= q ** int(mask.sum()) * (1 - q) ** int((~mask).sum())
+    for bits in product([True, False], repeat=4):
+        masks = (torch.tensor(bits[:2]), torch.tensor(bits[2:]))
+        probability = 1.0
+        for q, mask in zip(keep, masks, strict=True):
+            probability *= q ** int(mask.sum()) * (1 - q) ** int((~mask).sum())
         layers = {
             f"layers.{path}": (site, mask, 1 / q)
-            for site, (path, mask, q) in enumerate(zip("ab", masks, kept, strict=True))
+            for site, (path, mask, q) in enumerate(zip("ab", masks, keep, strict=True))
         }
-        mean += chance * masked_forward(net, x, layers).detach()
+        mean += probability * masked_forward(net, x, layers).detach()
     torch.testing.assert_close(mean, net(x).detach())
 
 
@@ -286,9 +294,9 @@ def test_a_wrong_layer_or_mask_is_refused() -> None:
         masked_forward(net, x, {"grouped.0": (0, torch.ones(6, dtype=torch.bool), 1.0)})
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_networks_run_plainly_but_cannot_be_traced(name: str) -> None:
-    net, x = REFUSED[name]()
+@pytest.mark.parametrize("name", UNTRACEABLE)
+def test_untraceable_networks_run_but_cannot_be_traced(name: str) -> None:
+    net, x = UNTRACEABLE[name]()
     assert net(x).shape == (4, 3)
     with pytest.raises((torch.fx.proxy.TraceError, TypeError)):
         torch.fx.symbolic_trace(net)

@@ -1,22 +1,22 @@
-"""Small networks of many architectures, on which the elastic law is tried.
+"""Small networks of many architectures for tests of elastic networks.
 
-`ZOO` maps a name to a function that makes the network and an example batch of 4, in float64;
-`REFUSED` holds networks whose path depends on the data. All parameters are noisy (a norm layer's
-scale and bias too, which start as ones and zeros), so that what leaks through a mask shows.
+`ZOO` maps a name to a function that makes a network and an example batch of 4, in float64.
+`UNTRACEABLE` holds networks with data-dependent control flow. All parameters get noise, even the
+ones and zeros of norm layers, to reveal leaks through a mask.
 """
 
 from collections.abc import Callable
 
 import torch
-import zoo_classic as classic
-import zoo_odd as odd
+from tests.nn import zoo_classic as classic
+from tests.nn import zoo_odd as odd
 from torch import Tensor, nn
 
-Member = Callable[[], tuple[nn.Module, Tensor]]
+NetworkFn = Callable[[], tuple[nn.Module, Tensor]]
 
 
-def _member(make: Callable[[], nn.Module], *shape: int) -> Member:
-    def built() -> tuple[nn.Module, Tensor]:
+def _make_member(make: Callable[[], nn.Module], *shape: int) -> NetworkFn:
+    def build() -> tuple[nn.Module, Tensor]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             net = make().double().train()
@@ -25,50 +25,50 @@ def _member(make: Callable[[], nn.Module], *shape: int) -> Member:
                     parameter.add_(0.3 * torch.randn_like(parameter))
             return net, torch.randn(4, *(shape or (3, 8, 8)), dtype=torch.float64)
 
-    return built
+    return build
 
 
-ZOO: dict[str, Member] = {
-    "plain": _member(classic.Plain),
-    "projected_residual": _member(classic.ProjectedResidual),
-    "pre_activation": _member(classic.PreActivation),
-    "identity_residual": _member(classic.IdentityResidual),
-    "padded_shortcut": _member(odd.PaddedShortcut),
-    "dense": _member(classic.Dense),
-    "inception": _member(classic.Inception),
-    "depthwise_separable": _member(classic.DepthwiseSeparable),
-    "depthwise_multiplier": _member(classic.DepthwiseMultiplier),
-    "squeeze_excite": _member(classic.SqueezeExcite),
-    "linear_squeeze_excite": _member(classic.LinearSqueezeExcite),
-    "grouped": _member(classic.Grouped),
-    "channel_shuffle": _member(classic.ChannelShuffle),
-    "convnext": _member(classic.ConvNext),
-    "signal": _member(classic.Signal, 2, 24),
-    "volume": _member(classic.Volume, 2, 4, 4, 4),
-    "functional": _member(odd.Functional),
-    "slice_addition": _member(odd.SliceAddition),
-    "slice_spread": _member(odd.SliceSpread),
-    "shared_twice": _member(odd.SharedTwice),
-    "shared_apart": _member(odd.SharedApart),
-    "auxiliary": _member(odd.Auxiliary),
-    "written_out_swish": _member(odd.WrittenOutSwish),
-    "conv_classifier": _member(odd.ConvClassifier),
-    "group_norms": _member(odd.GroupNorms),
-    "layer_norms": _member(odd.LayerNorms),
-    "tokens": _member(odd.Tokens),
-    "local_response": _member(odd.LocalResponse),
-    "unknown": _member(odd.Unknown),
-    "spatial_attention": _member(odd.SpatialAttention),
-    "channel_attention": _member(odd.ChannelAttention),
-    "learned_scale": _member(odd.LearnedScale),
-    "per_channel_slopes": _member(odd.PerChannelSlopes),
-    "in_place": _member(odd.InPlace),
-    "two_draw_product": _member(odd.TwoDrawProduct),
-    "two_draw_sum": _member(odd.TwoDrawSum),
+ZOO: dict[str, NetworkFn] = {
+    "plain": _make_member(classic.Plain),
+    "projected_residual": _make_member(classic.ProjectedResidual),
+    "pre_activation": _make_member(classic.PreActivation),
+    "identity_residual": _make_member(classic.IdentityResidual),
+    "padded_shortcut": _make_member(odd.PaddedShortcut),
+    "dense": _make_member(classic.Dense),
+    "inception": _make_member(classic.Inception),
+    "depthwise_separable": _make_member(classic.DepthwiseSeparable),
+    "depthwise_multiplier": _make_member(classic.DepthwiseMultiplier),
+    "squeeze_excite": _make_member(classic.SqueezeExcite),
+    "linear_squeeze_excite": _make_member(classic.LinearSqueezeExcite),
+    "grouped": _make_member(classic.Grouped),
+    "channel_shuffle": _make_member(classic.ChannelShuffle),
+    "convnext": _make_member(classic.ConvNext),
+    "signal": _make_member(classic.Signal, 2, 24),
+    "volume": _make_member(classic.Volume, 2, 4, 4, 4),
+    "functional": _make_member(odd.Functional),
+    "slice_addition": _make_member(odd.SliceAddition),
+    "slice_spread": _make_member(odd.SliceSpread),
+    "shared_twice": _make_member(odd.SharedTwice),
+    "shared_apart": _make_member(odd.SharedApart),
+    "auxiliary": _make_member(odd.Auxiliary),
+    "written_out_swish": _make_member(odd.WrittenOutSwish),
+    "conv_classifier": _make_member(odd.ConvClassifier),
+    "group_norms": _make_member(odd.GroupNorms),
+    "layer_norms": _make_member(odd.LayerNorms),
+    "tokens": _make_member(odd.Tokens),
+    "local_response": _make_member(odd.LocalResponse),
+    "unknown": _make_member(odd.Unknown),
+    "spatial_attention": _make_member(odd.SpatialAttention),
+    "channel_attention": _make_member(odd.ChannelAttention),
+    "learned_scale": _make_member(odd.LearnedScale),
+    "per_channel_slopes": _make_member(odd.PerChannelSlopes),
+    "in_place": _make_member(odd.InPlace),
+    "two_draw_product": _make_member(odd.TwoDrawProduct),
+    "two_draw_sum": _make_member(odd.TwoDrawSum),
 }
 
-REFUSED: dict[str, Member] = {
-    "branch_on_sum": _member(odd.BranchOnSum),
-    "loop_on_maximum": _member(odd.LoopOnMaximum),
-    "while_large": _member(odd.WhileLarge),
+UNTRACEABLE: dict[str, NetworkFn] = {
+    "branch_on_sum": _make_member(odd.BranchOnSum),
+    "loop_on_maximum": _make_member(odd.LoopOnMaximum),
+    "while_large": _make_member(odd.WhileLarge),
 }

@@ -1,12 +1,12 @@
-"""Architectures that users have: residual, dense, branching, separable, gated, grouped."""
+"""Common architectures: residual, dense, branching, separable, gated, grouped."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def block(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Sequential:
-    """Make the usual convolution, batch norm and ReLU."""
+def make_block(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Sequential:
+    """Make a convolution with batch norm and ReLU."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False),
         nn.BatchNorm2d(outputs),
@@ -29,16 +29,18 @@ class Plain(nn.Module):
 
 
 class ProjectedResidual(nn.Module):
-    """A basic block whose shortcut is a strided 1x1 convolution, then one with an identity."""
+    """A basic block with a strided 1x1 shortcut, then one with an identity shortcut."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = block(3, 4)
+        self.stem = make_block(3, 4)
         self.body = nn.Sequential(
-            block(4, 6, stride=2), nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6)
+            make_block(4, 6, stride=2), nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6)
         )
         self.shortcut = nn.Sequential(nn.Conv2d(4, 6, 1, 2), nn.BatchNorm2d(6))
-        self.second = nn.Sequential(block(6, 5), nn.Conv2d(5, 6, 3, padding=1), nn.BatchNorm2d(6))
+        self.second = nn.Sequential(
+            make_block(6, 5), nn.Conv2d(5, 6, 3, padding=1), nn.BatchNorm2d(6)
+        )
         self.head = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ class ProjectedResidual(nn.Module):
 
 
 class PreActivation(nn.Module):
-    """Two pre-activation blocks: the trunk itself is never normalised."""
+    """Two pre-activation blocks; the trunk is never normalised."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +68,7 @@ class PreActivation(nn.Module):
 
 
 class IdentityResidual(nn.Module):
-    """`x + conv(x)` with nothing in between, also straight on the network's input."""
+    """`x + conv(x)`, also on the network's input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +85,7 @@ class IdentityResidual(nn.Module):
 
 
 class Dense(nn.Module):
-    """DenseNet: each layer sees all before it; a transition in the middle."""
+    """DenseNet: each layer reads all previous ones, with a transition in the middle."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,13 +105,17 @@ class Dense(nn.Module):
 
 
 class Inception(nn.Module):
-    """Branches of several kernels and a pool, joined; twice."""
+    """Two concatenations of branches with several kernels and a pool."""
 
     def __init__(self) -> None:
         super().__init__()
         self.branches = nn.ModuleList(
             nn.ModuleList(
-                [block(n, 2, 1), block(n, 3, 3), nn.Sequential(block(n, 2, 1), block(2, 3, 5))]
+                [
+                    make_block(n, 2, 1),
+                    make_block(n, 3, 3),
+                    nn.Sequential(make_block(n, 2, 1), make_block(2, 3, 5)),
+                ]
             )
             for n in (3, 11)
         )
@@ -127,7 +133,7 @@ class DepthwiseSeparable(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = block(3, 4)
+        self.stem = make_block(3, 4)
         self.body = nn.Sequential(
             nn.Conv2d(4, 8, 1),
             nn.BatchNorm2d(8),
@@ -146,7 +152,7 @@ class DepthwiseSeparable(nn.Module):
 
 
 class DepthwiseMultiplier(nn.Module):
-    """A depthwise convolution that makes two channels of each, also of the network's input."""
+    """Depthwise convolutions with two outputs per channel, also on the network's input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,11 +170,11 @@ class DepthwiseMultiplier(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """A channel gate made of 1x1 convolutions."""
+    """A channel gate of 1x1 convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = block(3, 6)
+        self.stem = make_block(3, 6)
         self.squeeze = nn.Conv2d(6, 3, 1)
         self.excite = nn.Conv2d(3, 6, 1)
         self.conv = nn.Conv2d(6, 4, 3)
@@ -182,11 +188,11 @@ class SqueezeExcite(nn.Module):
 
 
 class LinearSqueezeExcite(nn.Module):
-    """A channel gate made of linear layers and views, on a residual branch."""
+    """A channel gate of linear layers and views, on a residual branch."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = block(3, 6)
+        self.stem = make_block(3, 6)
         self.conv = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6))
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.gate = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 6), nn.Sigmoid())
@@ -206,8 +212,8 @@ class Grouped(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = block(3, 4)
-        self.reduce = block(4, 6, 1)
+        self.stem = make_block(3, 4)
+        self.reduce = make_block(4, 6, 1)
         self.grouped = nn.Sequential(
             nn.Conv2d(6, 6, 3, padding=1, groups=2), nn.BatchNorm2d(6), nn.ReLU()
         )
@@ -221,18 +227,18 @@ class Grouped(nn.Module):
 
 
 class ChannelShuffle(nn.Module):
-    """ShuffleNetV2: half of the channels pass by, the rest is worked on, then all are shuffled."""
+    """ShuffleNetV2: transform half of the channels, then shuffle all."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = block(3, 8)
+        self.stem = make_block(3, 8)
         self.branch = nn.Sequential(
-            block(4, 4, 1),
+            make_block(4, 4, 1),
             nn.Conv2d(4, 4, 3, padding=1, groups=4),
             nn.BatchNorm2d(4),
-            block(4, 4, 1),
+            make_block(4, 4, 1),
         )
-        self.last = block(8, 5, 1)
+        self.last = make_block(8, 5, 1)
         self.head = nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -246,7 +252,7 @@ class ChannelShuffle(nn.Module):
 
 
 class ConvNext(nn.Module):
-    """Depthwise, channels last, layer norm, two linear layers, learned scale, residual."""
+    """A residual of depthwise convolution, layer norm, two linear layers and a learned scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,7 +292,7 @@ class Signal(nn.Module):
 
 
 class Volume(nn.Module):
-    """A 3-d network with upsampling and a join, as in a small U-Net."""
+    """A 3-d network with upsampling and a skip connection, like a small U-Net."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks that are unusual in how they are written, or in how their channels meet."""
+"""Networks with unusual code, or unusual combinations of channels."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Framed(nn.Module):
-    """A stem of six channels and a linear head; what lies between is the subclass's `middle`."""
+    """A stem of six channels, the subclass's `middle`, and a linear head."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -20,12 +20,12 @@ class Framed(nn.Module):
         return self.head(self.middle(self.stem(x)).mean((2, 3)))
 
 
-def conv(inputs: int = 6, outputs: int = 6) -> nn.Conv2d:
+def make_conv(inputs: int = 6, outputs: int = 6) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, padding=1)
 
 
 class Functional(nn.Module):
-    """Own parameters and functional operations only."""
+    """Only functional operations on the network's own parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,13 +45,13 @@ class Functional(nn.Module):
 
 
 class SliceAddition(Framed):
-    """A narrow branch is added to the first channels only."""
+    """Add a narrow branch to the first channels only."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.branch = conv(6, 4)
+        self.branch = make_conv(6, 4)
         self.norm = nn.BatchNorm2d(6)
-        self.last = conv()
+        self.last = make_conv()
 
     def middle(self, x: Tensor) -> Tensor:
         y = self.branch(F.relu(x))
@@ -60,11 +60,11 @@ class SliceAddition(Framed):
 
 
 class SliceSpread(Framed):
-    """Chunks, splits and narrow ranges of one value meet each other."""
+    """Combine chunks, splits and narrow ranges of one value."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.last = conv(7, 6)
+        self.last = make_conv(7, 6)
 
     def middle(self, x: Tensor) -> Tensor:
         left, right = x.chunk(2, dim=1)
@@ -76,11 +76,11 @@ class SliceSpread(Framed):
 
 
 class SharedTwice(Framed):
-    """One layer used twice in a row, on channels of one draw if it feeds itself."""
+    """Apply one layer twice in a row."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shared = conv()
+        self.shared = make_conv()
         self.norm = nn.BatchNorm2d(6)
 
     def middle(self, x: Tensor) -> Tensor:
@@ -89,12 +89,12 @@ class SharedTwice(Framed):
 
 
 class SharedApart(Framed):
-    """One layer used on two values whose channels come from different layers."""
+    """Apply one layer to two values whose channels come from different layers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.right, self.shared = conv(), conv(), conv(6, 5)
-        self.last = conv(10, 6)
+        self.left, self.right, self.shared = make_conv(), make_conv(), make_conv(6, 5)
+        self.last = make_conv(10, 6)
 
     def middle(self, x: Tensor) -> Tensor:
         x = torch.relu(x)
@@ -103,12 +103,12 @@ class SharedApart(Framed):
 
 
 class Auxiliary(Framed):
-    """An auxiliary head in the middle; the answer is a dictionary with a tuple in it."""
+    """An auxiliary head in the middle, and a nested output."""
 
     def __init__(self) -> None:
         super().__init__()
         self.auxiliary = nn.Linear(6, 2)
-        self.body = conv()
+        self.body = make_conv()
 
     def forward(self, x: Tensor) -> dict[str, Tensor | tuple[Tensor, ...]]:  # type: ignore[override]
         x = F.relu(self.stem(x))
@@ -118,12 +118,12 @@ class Auxiliary(Framed):
 
 
 class WrittenOutSwish(Framed):
-    """`x * sigmoid(x)` written out: one draw, counted once."""
+    """`x * sigmoid(x)`: one mask, applied once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm2d(6)
-        self.body = conv()
+        self.body = make_conv()
 
     def middle(self, x: Tensor) -> Tensor:
         x = self.norm(x)
@@ -132,7 +132,7 @@ class WrittenOutSwish(Framed):
 
 
 class ConvClassifier(nn.Module):
-    """A classifier made of a 1x1 convolution and pooling."""
+    """A classifier of a 1x1 convolution and pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,17 +144,17 @@ class ConvClassifier(nn.Module):
 
 
 class GroupNorms(Framed):
-    """Groups of two and of three lose members, perhaps all; and instance norm."""
+    """Groups of two and three, which may lose all channels, and instance norm."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pairs, self.triples = nn.GroupNorm(3, 6), nn.GroupNorm(2, 6)
-        self.body, self.last = conv(), conv()
-        self.each = nn.InstanceNorm2d(6, affine=True)
+        self.body, self.last = make_conv(), make_conv()
+        self.instance = nn.InstanceNorm2d(6, affine=True)
 
     def middle(self, x: Tensor) -> Tensor:
         x = self.body(F.relu(self.pairs(x)))
-        return F.silu(self.each(self.last(self.triples(x))))
+        return F.silu(self.instance(self.last(self.triples(x))))
 
 
 class LayerNorms(Framed):
@@ -163,14 +163,14 @@ class LayerNorms(Framed):
     def __init__(self) -> None:
         super().__init__()
         self.all, self.space = nn.LayerNorm([6, 8, 8]), nn.LayerNorm([8, 8])
-        self.body = conv()
+        self.body = make_conv()
 
     def middle(self, x: Tensor) -> Tensor:
         return torch.tanh(self.space(self.body(F.relu(self.all(x)))))
 
 
 class Tokens(Framed):
-    """Pixels become tokens: flatten, transpose, norm, a hidden linear layer."""
+    """Pixels as tokens: flatten, transpose, norm, a hidden linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,18 +187,18 @@ class LocalResponse(Framed):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.body = nn.LocalResponseNorm(3, alpha=0.5), conv()
+        self.norm, self.body = nn.LocalResponseNorm(3, alpha=0.5), make_conv()
 
     def middle(self, x: Tensor) -> Tensor:
         return F.local_response_norm(self.body(self.norm(F.relu(x))), 2, alpha=0.3).tanh()
 
 
 class Unknown(Framed):
-    """Operations that mix channels in ways nobody models."""
+    """Operations that mix channels and have no rule."""
 
     def __init__(self) -> None:
         super().__init__(width=2)
-        self.bodies = nn.ModuleList([conv(), conv(), conv(6, 8)])
+        self.bodies = nn.ModuleList([make_conv(), make_conv(), make_conv(6, 8)])
 
     def middle(self, x: Tensor) -> Tensor:
         x = self.bodies[0](torch.cumsum(F.relu(x), dim=1))
@@ -208,24 +208,24 @@ class Unknown(Framed):
 
 
 class SpatialAttention(Framed):
-    """CBAM: a map of one channel gates all channels."""
+    """CBAM: gate all channels with a map of one channel."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.map, self.last = nn.Conv2d(2, 1, 3, padding=1), conv()
+        self.map, self.last = nn.Conv2d(2, 1, 3, padding=1), make_conv()
 
     def middle(self, x: Tensor) -> Tensor:
         x = F.relu(x)
-        seen = torch.cat([x.mean(1, keepdim=True), x.max(dim=1, keepdim=True)[0]], dim=1)
-        return torch.tanh(self.last(x * self.map(seen).sigmoid()))
+        pooled = torch.cat([x.mean(1, keepdim=True), x.max(dim=1, keepdim=True)[0]], dim=1)
+        return torch.tanh(self.last(x * self.map(pooled).sigmoid()))
 
 
 class ChannelAttention(Framed):
-    """ECA: the channels are the length of a 1-d convolution."""
+    """ECA: convolve along the channels."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.along, self.last = nn.Conv1d(1, 1, 3, padding=1), conv()
+        self.along, self.last = nn.Conv1d(1, 1, 3, padding=1), make_conv()
 
     def middle(self, x: Tensor) -> Tensor:
         gate = F.adaptive_avg_pool2d(x, 1).squeeze(-1).transpose(-1, -2)
@@ -234,14 +234,14 @@ class ChannelAttention(Framed):
 
 
 class LearnedScale(Framed):
-    """Parameters and buffers shaped like channels scale, shift and divide."""
+    """Scale, shift and divide by parameters and buffers over channels."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.full((6, 1, 1), 0.5))
         self.shift = nn.Parameter(torch.zeros(1, 6, 1, 1))
         self.register_buffer("spread", torch.linspace(1, 2, 6).view(1, 6, 1, 1))
-        self.body = conv()
+        self.body = make_conv()
 
     def middle(self, x: Tensor) -> Tensor:
         x = x + self.scale * self.body(torch.relu(x + self.shift))
@@ -249,39 +249,39 @@ class LearnedScale(Framed):
 
 
 class PerChannelSlopes(Framed):
-    """PReLU with a slope for each channel, and with one for all."""
+    """PReLU with one slope per channel, and with one for all."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.each, self.one, self.body = nn.PReLU(6), nn.PReLU(), conv()
+        self.per_channel, self.shared, self.body = nn.PReLU(6), nn.PReLU(), make_conv()
 
     def middle(self, x: Tensor) -> Tensor:
-        return self.one(self.body(self.each(x)))
+        return self.shared(self.body(self.per_channel(x)))
 
 
 class InPlace(Framed):
-    """In-place operations on values that are used again."""
+    """In-place operations on values that are read again."""
 
     def __init__(self) -> None:
         super().__init__()
         self.relu = nn.ReLU(inplace=True)
-        self.body, self.last = conv(), conv()
+        self.body, self.last = make_conv(), make_conv()
         self.norm = nn.BatchNorm2d(6)
 
     def middle(self, x: Tensor) -> Tensor:
-        kept = x.mul_(1.5)
+        alias = x.mul_(1.5)
         y = self.body(self.relu(x))
-        y += kept  # what the activation left behind
+        y += alias  # after the in-place activation
         y = self.norm(y).relu_()
         return F.leaky_relu(self.last(y), 0.2, inplace=True)
 
 
 class TwoDrawProduct(Framed):
-    """Two layers that have nothing to do with one another are multiplied."""
+    """Multiply two independent layers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.right, self.last = conv(3), conv(3), conv()
+        self.left, self.right, self.last = make_conv(3), make_conv(3), make_conv()
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.tanh(self.left(x)) * self.right(x)
@@ -289,11 +289,11 @@ class TwoDrawProduct(Framed):
 
 
 class TwoDrawSum(Framed):
-    """Two layers are added, and then a third one, with a norm layer behind."""
+    """Subtract two layers, add a third, and normalise."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.right, self.last = conv(3), conv(3), conv()
+        self.left, self.right, self.last = make_conv(3), make_conv(3), make_conv()
         self.norm = nn.BatchNorm2d(6)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -303,13 +303,13 @@ class TwoDrawSum(Framed):
 
 
 class PaddedShortcut(Framed):
-    """The parameter-free shortcut of the first ResNets: stride by slicing, pad the channels."""
+    """The parameter-free shortcut of the first ResNets: slice for the stride, pad the channels."""
 
     def __init__(self) -> None:
         super().__init__(width=8)
         self.body = nn.Sequential(nn.Conv2d(6, 8, 3, 2, 1), nn.BatchNorm2d(8))
         self.norm = nn.BatchNorm2d(8)
-        self.last = conv(8, 8)
+        self.last = make_conv(8, 8)
 
     def middle(self, x: Tensor) -> Tensor:
         shortcut = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 1, 1))
@@ -317,7 +317,7 @@ class PaddedShortcut(Framed):
 
 
 class BranchOnSum(Framed):
-    """Data decide which way is taken."""
+    """A branch on data."""
 
     def middle(self, x: Tensor) -> Tensor:
         if x.sum() > 0:
@@ -326,7 +326,7 @@ class BranchOnSum(Framed):
 
 
 class LoopOnMaximum(Framed):
-    """Data decide how often something is done."""
+    """A loop whose length depends on data."""
 
     def middle(self, x: Tensor) -> Tensor:
         for _ in range(int(x.abs().max())):
@@ -335,7 +335,7 @@ class LoopOnMaximum(Framed):
 
 
 class WhileLarge(Framed):
-    """Data decide when to stop."""
+    """A loop that ends depending on data."""
 
     def middle(self, x: Tensor) -> Tensor:
         while x.norm().item() > 1.0:

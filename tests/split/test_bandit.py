@@ -5,22 +5,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.rng import stream
-from pliant.split.bandit import Bandit, best
+from pliant.rng import rng_stream
+from pliant.split.bandit import Bandit, select_top_clients
 
 
-def by_definition(losses, bits, gamma):
-    """Score a whole history as the authors' formula has it."""
+def compute_scores_by_definition(losses, selections, gamma):
+    """Score a complete history by the authors' formula."""
     rows = len(losses)
     weights = gamma ** np.arange(rows - 1, -1, -1)
     loss = weights @ np.array(losses)
-    count = weights @ np.array(bits) + 1e-15
+    count = weights @ np.array(selections) + 1e-15
     return loss / count + np.sqrt(2 * math.log(rows) / count)
 
 
 def test_five_steps_by_hand():
     bandit = Bandit(2, discount=0.5)
-    losses, bits = [[100.0, 100.0]], [[0, 0]]
+    losses, selections = [[100.0, 100.0]], [[0, 0]]
     steps = [{0: 4.0}, {1: 2.0}, {0: 3.0}, {0: 1.0, 1: 1.0}, {1: 5.0}]
     rows = [
         [4.0, 100.0],  # the second client's is the mean of 100 and 100
@@ -30,18 +30,19 @@ def test_five_steps_by_hand():
         [2.0, 5.0],
     ]
     for step, row in zip(steps, rows, strict=True):
-        bandit.learn(step)
+        bandit.update(step)
         losses.append(row)
-        bits.append([int(client in step) for client in range(2)])
-        assert bandit.last[0].tolist() == row
-    assert bandit.scores() == pytest.approx(by_definition(losses, bits, 0.5), rel=1e-12)
-    # by hand, the first client: losses 2 + 1/2 + 3/4 + 52/8 + 4/16 + 100/32, selected 0 + 1/2 +
-    # 1/4 + 0 + 1/16
+        selections.append([int(client in step) for client in range(2)])
+        assert bandit.last_losses[0].tolist() == row
+    expected = compute_scores_by_definition(losses, selections, 0.5)
+    assert bandit.compute_scores() == pytest.approx(expected, rel=1e-12)
+    # the first client by hand: losses 2 + 1/2 + 3/4 + 52/8 + 4/16 + 100/32,
+    # selections 0 + 1/2 + 1/4 + 0 + 1/16
     assert bandit.losses[0] == 2 + 0.5 + 0.75 + 6.5 + 0.25 + 3.125
-    assert bandit.chosen[0] == 0.8125
+    assert bandit.selections[0] == 0.8125
 
 
-# AdaSplit: five clients, three at a time; shares of steps in which each was selected
+# AdaSplit: five clients, three selected per step; the share of steps in which each was selected
 @pytest.mark.parametrize(
     ("losses", "gamma", "shares"),
     [
@@ -54,30 +55,34 @@ def test_five_steps_by_hand():
 def test_selection_shares_are_those_of_the_specification(losses, gamma, shares):
     bandit, counts, steps = Bandit(5, gamma), np.zeros(5), 1000
     for step in range(steps):
-        chosen = best(bandit.scores(), range(5), 3, stream(0, "test", step))
-        counts[chosen] += 1
-        bandit.learn({client: losses[client] for client in chosen})
-    # those were found by another simulation, whose length and noise are not known
+        selected = select_top_clients(
+            bandit.compute_scores(), range(5), 3, rng_stream(0, "test", step)
+        )
+        counts[selected] += 1
+        bandit.update({client: losses[client] for client in selected})
+    # the shares are from another simulation, whose length and noise are unknown
     assert counts / steps == pytest.approx(shares, abs=0.035)
 
 
 @given(st.lists(st.sets(st.integers(0, 3)), max_size=8))
-def test_a_bandit_that_was_saved_goes_on_as_it_was(steps):
-    one, two = Bandit(4, 0.75), Bandit(4, 0.75)
-    for chosen in steps:
-        one.learn({client: 1.0 + client for client in chosen})
-    two.restore(one.state())
-    for bandit in (one, two):
-        bandit.learn({0: 0.5})
-    assert one.scores().tolist() == two.scores().tolist()
+def test_a_restored_bandit_continues_with_the_same_scores(steps):
+    original, restored = Bandit(4, 0.75), Bandit(4, 0.75)
+    for selected in steps:
+        original.update({client: 1.0 + client for client in selected})
+    restored.load_state_dict(original.state_dict())
+    for bandit in (original, restored):
+        bandit.update({0: 0.5})
+    assert original.compute_scores().tolist() == restored.compute_scores().tolist()
 
 
-def test_only_those_who_are_there_are_chosen():
-    assert best([9.0, 1.0, 5.0], [1, 2], 1, stream(0, "x")) == [2]
-    assert best([9.0, 1.0, 5.0], [1, 2], 5, stream(0, "x")) == [1, 2]
-    assert best([9.0, 1.0, 5.0], [], 2, stream(0, "x")) == []
+def test_only_candidates_are_selected():
+    assert select_top_clients([9.0, 1.0, 5.0], [1, 2], 1, rng_stream(0, "x")) == [2]
+    assert select_top_clients([9.0, 1.0, 5.0], [1, 2], 5, rng_stream(0, "x")) == [1, 2]
+    assert select_top_clients([9.0, 1.0, 5.0], [], 2, rng_stream(0, "x")) == []
 
 
 def test_ties_are_broken_at_random():
-    firsts = {best([1.0] * 4, range(4), 1, stream(0, "tie", n))[0] for n in range(60)}
+    firsts = {
+        select_top_clients([1.0] * 4, range(4), 1, rng_stream(0, "tie", n))[0] for n in range(60)
+    }
     assert firsts == {0, 1, 2, 3}

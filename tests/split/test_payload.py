@@ -4,49 +4,49 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.split.payload import NUMBERS, Payload, read_labels, write_labels
+from pliant.split.payload import DTYPES, Payload, decode_labels, encode_labels
 
 numbers = st.floats(-1000, 1000, width=32).map(lambda x: 0.0 if abs(x) < 1e-3 else x)
 tensors = st.lists(numbers, max_size=40).map(torch.tensor)
-forms = st.builds(Payload, st.sampled_from(["sent", "bitmap"]), st.sampled_from(sorted(NUMBERS)))
+payloads = st.builds(Payload, st.sampled_from(["sent", "bitmap"]), st.sampled_from(sorted(DTYPES)))
 
 
-@given(tensors, forms)
-def test_what_is_written_is_read_again(tensor, form):
-    found = form.decode(form.encode(tensor), tuple(tensor.shape))
+@given(tensors, payloads)
+def test_an_encoded_tensor_can_be_decoded(tensor, payload):
+    decoded = payload.decode(payload.encode(tensor), tuple(tensor.shape))
     largest = float(tensor.abs().max()) if len(tensor) else 0.0
-    slack = {"float32": 0.0, "float16": 0.6, "int8": largest / 127 / 2 * 1.001}[form.number]
-    assert torch.equal(found == 0, tensor == 0) or form.number == "int8"
-    assert found.sub(tensor).abs().max().item() <= slack if len(tensor) else True
+    slack = {"float32": 0.0, "float16": 0.6, "int8": largest / 127 / 2 * 1.001}[payload.dtype]
+    assert torch.equal(decoded == 0, tensor == 0) or payload.dtype == "int8"
+    assert decoded.sub(tensor).abs().max().item() <= slack if len(tensor) else True
 
 
 @given(tensors)
-def test_a_bitmap_costs_a_bit_for_each_number_and_four_bytes_for_each_that_is_there(tensor):
-    there = int(np.count_nonzero(tensor.numpy()))
-    assert len(Payload().encode(tensor)) == -(-len(tensor) // 8) + 4 * there
+def test_a_bitmap_costs_one_bit_per_number_and_four_bytes_per_nonzero_one(tensor):
+    nonzero = int(np.count_nonzero(tensor.numpy()))
+    assert len(Payload().encode(tensor)) == -(-len(tensor) // 8) + 4 * nonzero
 
 
-@given(tensors, forms)
-def test_bytes_that_are_cut_short_are_refused(tensor, form):
-    body = form.encode(tensor)
+@given(tensors, payloads)
+def test_truncated_bytes_are_rejected(tensor, payload):
+    body = payload.encode(tensor)
     if body:
         with pytest.raises(ValueError, match="got"):
-            form.decode(body[:-1], tuple(tensor.shape))
+            payload.decode(body[:-1], tuple(tensor.shape))
 
 
 def test_dense_sizes():
-    assert Payload(zeros="sent").dense(163_840) == 655_360  # specified for a batch of 32
-    assert Payload().dense(163_840) == 655_360 + 20_480
-    assert Payload("sent", "int8").dense(10) == 14
+    assert Payload(zeros="sent").dense_size(163_840) == 655_360  # for a batch of 32, as specified
+    assert Payload().dense_size(163_840) == 655_360 + 20_480
+    assert Payload("sent", "int8").dense_size(10) == 14
 
 
-def test_int8_keeps_its_scale_in_front():
+def test_an_int8_tensor_starts_with_its_scale():
     body = Payload("sent", "int8").encode(torch.tensor([-127.0, 127.0, 1.0]))
     assert body == np.float32(1.0).tobytes() + np.array([-127, 127, 1], np.int8).tobytes()
 
 
-def test_labels_take_a_byte_each_where_one_is_enough():
+def test_labels_take_one_byte_each_if_that_is_enough():
     labels = torch.tensor([3, 0, 255])
-    assert write_labels(labels, 256) == b"\x03\x00\xff"
-    assert read_labels(b"\x03\x00\xff", 256).tolist() == [3, 0, 255]
-    assert len(write_labels(labels, 257)) == 12
+    assert encode_labels(labels, 256) == b"\x03\x00\xff"
+    assert decode_labels(b"\x03\x00\xff", 256).tolist() == [3, 0, 255]
+    assert len(encode_labels(labels, 257)) == 12

@@ -1,8 +1,8 @@
-"""The devices: what they keep is in a folder for each of them."""
+"""The devices; each keeps its state in its own folder."""
 
 import tempfile
 from pathlib import Path
 
-from pliant.deploy.flower import client_app
+from pliant.deploy.flower.strategy import make_client_app
 
-app = client_app(Path(tempfile.gettempdir()) / "flower_app")
+app = make_client_app(Path(tempfile.gettempdir()) / "flower_app")

@@ -1,10 +1,10 @@
-"""The server: an experiment of pliant's, told as its TOML files tell it."""
+"""The server: a pliant experiment, described as in its TOML files."""
 
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from pliant.deploy.flower import PliantStrategy
-from pliant.experiment import Experiment
+from pliant.deploy.flower.strategy import PliantStrategy
+from pliant.experiment.config import Experiment
 from pliant.value import decode
 
 app = ServerApp()
@@ -14,19 +14,19 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train the digits network on as many devices as the federation has."""
     config = context.run_config
-    plain = {
+    experiment = {
         "method": {"type": "distreal"},
         "fleet": {"size": 3, "round_seconds": float(config["seconds"])},
         "per_round": 3,
     }
-    experiment = decode(plain, Experiment)
-    strategy = PliantStrategy(experiment)
+    strategy = PliantStrategy(decode(experiment, Experiment))
 
-    def tell(number: int, arrays: ArrayRecord) -> None:
-        for device, why in sorted(strategy.refused.items()):
-            print(f"round {number}: device {device} did not count: {why}")
+    def print_rejected(number: int, arrays: ArrayRecord) -> None:
+        for device, reason in sorted(strategy.rejected.items()):
+            print(f"round {number}: device {device} was not merged: {reason}")
 
     rounds = int(config["rounds"])
-    result = strategy.start(grid, strategy.arrays(), num_rounds=rounds, evaluate_fn=tell)
-    for number, told in result.train_metrics_clientapp.items():
-        print(f"round {number}: {dict(told)}")
+    arrays = strategy.arrays()
+    result = strategy.start(grid, arrays, num_rounds=rounds, evaluate_fn=print_rejected)
+    for number, metrics in result.train_metrics_clientapp.items():
+        print(f"round {number}: {dict(metrics)}")

@@ -1,4 +1,4 @@
-"""`pliant bench`: measure pliant against its limits on this machine."""
+"""`pliant bench`: measure pliant on this machine."""
 
 import platform
 import sys
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cyclopts import App
 
 if TYPE_CHECKING:
-    from pliant.cli.bench_elastic import Measured
+    from pliant.bench.elastic import ElasticTimes
 
 app = App(
     name="bench", help="Measure pliant on this machine.\n\nExample: pliant bench elastic resnet20"
@@ -17,60 +17,60 @@ app = App(
 
 @app.command
 def elastic(*networks: str, seconds: float = 20.0, memory: bool = True, json: bool = False) -> None:
-    """Time training steps at several rates against plain networks, interleaved, with one thread.
+    """Time training steps at several rates against plain networks, on one thread.
 
     Example: pliant bench elastic densenet40 femnist_cnn
 
     Parameters
     ----------
     networks
-        Bundled networks; all of them where none is named.
+        Bundled networks; by default all of them.
     seconds
-        How long to measure each.
+        Time to measure each network.
     memory
-        Measure peak memory too.
+        Also measure peak memory.
     json
-        JSON lines instead of a table.
+        Print JSON lines instead of a table.
     """
-    from pliant.cli import bench_elastic
-    from pliant.hints import nearest
+    from pliant.bench import elastic
     from pliant.nn.models import MODELS
+    from pliant.suggestions import did_you_mean
 
     unknown = [name for name in networks if name not in MODELS]
     if unknown:
-        raise ValueError(f"unknown network {unknown[0]!r}{nearest(unknown[0], MODELS)}")
+        raise ValueError(f"unknown network {unknown[0]!r}{did_you_mean(unknown[0], MODELS)}")
     for name in networks or tuple(MODELS):
-        found = bench_elastic.measure(name, seconds)
-        peaks = bench_elastic.peak(name) if memory else {}
-        sys.stdout.write(_json(found, peaks) if json else _table(found, peaks))
+        times = elastic.measure(name, seconds)
+        peaks = elastic.measure_peak_memory(name) if memory else {}
+        sys.stdout.write(_format_json(times, peaks) if json else _format_table(times, peaks))
         sys.stdout.flush()
 
 
 @app.command
 def engine(*, json: bool = False) -> int:
-    """Measure what the engine costs beside training, each against its limit; 1 if one is missed.
+    """Measure the overhead of the engine; exit code 1 if a limit is exceeded.
 
     Example: pliant bench engine --json
 
     Parameters
     ----------
     json
-        JSON lines instead of a table.
+        Print JSON lines instead of a table.
     """
     import msgspec
 
-    from pliant.cli import bench_engine
+    from pliant.bench import engine
 
     is_met = True
-    for found in bench_engine.measure():
-        is_met = is_met and found.is_met
+    for result in engine.measure():
+        is_met = is_met and result.is_met
         if json:
-            plain = msgspec.to_builtins(found) | {"is_met": found.is_met}
+            plain = msgspec.to_builtins(result) | {"is_met": result.is_met}
             line = msgspec.json.encode(plain).decode()
         else:
-            limit = "" if found.limit is None else f"  (limit {found.limit:g})"
-            missed = "" if found.is_met else "  MISSED"
-            line = f"{found.what:52} {found.value:9.3f} {found.unit:3}{limit}{missed}"
+            limit = "" if result.limit is None else f"  (limit {result.limit:g})"
+            missed = "" if result.is_met else "  MISSED"
+            line = f"{result.name:52} {result.value:9.3f} {result.unit:3}{limit}{missed}"
         sys.stdout.write(line.rstrip() + "\n")
         sys.stdout.flush()
     return 0 if is_met else 1
@@ -87,7 +87,7 @@ def profile(
     picture: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Fit how long a training step takes on this machine: a + b · MACs + c · activation bytes.
+    """Fit the time of a training step on this machine: a + b · MACs + c · activation bytes.
 
     Example: pliant bench profile densenet19 --out profile.json --picture profile.png
 
@@ -96,46 +96,46 @@ def profile(
     network
         A bundled network.
     seconds
-        How long to measure.
+        Time to measure.
     subnets
-        How many subnets to time; half of them are left out of the fit that is judged.
+        Subnets to time; half of them are held out to estimate the error.
     batch
-        Samples in a step.
+        Samples per step.
     out
-        A JSON file for the profile: what `search.profile` takes.
+        JSON file for the profile, as `search.profile` expects it.
     picture
-        A PNG or SVG of MACs and time against the share of dropped filters.
+        PNG or SVG file for a plot of MACs and time against the share of dropped filters.
     json
-        One JSON line with all times.
+        Print one JSON line with all times.
     """
     import msgspec
 
-    from pliant import atomic
-    from pliant.cli import bench_profile
+    from pliant.bench import profile
     from pliant.nn.models import MODELS
+    from pliant.table_search.step_time import save_step_time_model
 
     if network not in MODELS:
         raise ValueError(f"Expected one of {', '.join(sorted(MODELS))}, got {network!r}")
     if subnets < 8 or batch < 1:
-        raise ValueError(f"Expected 8 subnets or more and a batch, got {subnets} and {batch}")
-    found = bench_profile.measure(network, seconds=seconds, subnets=subnets, batch=batch)
+        raise ValueError(f"Expected >= 8 subnets and a batch >= 1, got {subnets} and {batch}")
+    fit = profile.measure(network, seconds=seconds, subnets=subnets, batch=batch)
+    model = fit.profile
     if out is not None:
-        atomic.write_bytes(out, msgspec.json.encode(found.profile) + b"\n")
+        save_step_time_model(out, model)
     if picture is not None:
-        bench_profile.draw(found, picture)
-    fitted = found.profile
+        profile.draw_fit(fit, picture)
     line = (
-        f"{network}, batch {batch}: {1e3 * fitted.start:.2f} ms + "
-        f"{1e9 * fitted.per_mac:.4f} ns/MAC + {1e9 * fitted.per_byte:.3f} ns/byte; "
-        f"held-out median error {fitted.error:.1%}"
+        f"{network}, batch {batch}: {1e3 * model.start:.2f} ms + "
+        f"{1e9 * model.per_mac:.4f} ns/MAC + {1e9 * model.per_byte:.3f} ns/byte; "
+        f"held-out median error {model.error:.1%}"
     )
-    sys.stdout.write((msgspec.json.encode(found).decode() if json else line) + "\n")
+    sys.stdout.write((msgspec.json.encode(fit).decode() if json else line) + "\n")
 
 
-def _table(found: "Measured", peaks: dict[str, float]) -> str:
-    rows = [f"{found.network}: {found.macs / 1e6:.2f} M MACs, batch 32, {platform.processor()}"]
-    rows += [f"  {name:44} {value:9.2f} ms" for name, value in found.milliseconds.items()]
-    rows += [f"  {name:44} {value:9.3f}" for name, value in found.ratios.items()]
+def _format_table(result: "ElasticTimes", peaks: dict[str, float]) -> str:
+    rows = [f"{result.network}: {result.macs / 1e6:.2f} M MACs, batch 32, {platform.processor()}"]
+    rows += [f"  {name:44} {value:9.2f} ms" for name, value in result.milliseconds.items()]
+    rows += [f"  {name:44} {value:9.3f}" for name, value in result.ratios.items()]
     if peaks:
         ratio = peaks["elastic"] / peaks["plain"]
         rows.append(
@@ -145,8 +145,8 @@ def _table(found: "Measured", peaks: dict[str, float]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _json(found: "Measured", peaks: dict[str, float]) -> str:
+def _format_json(result: "ElasticTimes", peaks: dict[str, float]) -> str:
     import msgspec
 
-    plain = msgspec.to_builtins(found) | {"peak_megabytes": peaks}
+    plain = msgspec.to_builtins(result) | {"peak_megabytes": peaks}
     return msgspec.json.encode(plain).decode() + "\n"

@@ -1,11 +1,11 @@
-"""`pliant compare`: all runs of a TOML file with a [matrix], and one table."""
+"""`pliant compare`: run a TOML file with a [matrix] and print a summary table."""
 
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pliant.compare import Member, Row
+    from pliant.experiment.sweep import SummaryRow, SweepRun
 
 
 def compare(
@@ -16,64 +16,69 @@ def compare(
     tensorboard: bool = False,
     json: bool = False,
 ) -> None:
-    """Run every combination of a file's [matrix] and print a table; finished runs are kept.
+    """Run every combination of a file's [matrix] and print a table; skip finished runs.
 
     Example: pliant compare methods.toml --target 0.95
 
     Parameters
     ----------
     spec
-        A TOML file like that of `pliant run`, with a table [matrix] of keys and their values.
+        A TOML file as for `pliant run`, with a table [matrix] of keys and their values.
     overrides
-        key=value in the place of what the file says, like rounds=20.
+        key=value pairs that override the file, like rounds=20.
     out
-        Folder of the comparison; runs/NAME by default.
+        Folder for the runs; by default runs/NAME.
     target
-        The accuracy to which rounds and seconds are counted.
+        Accuracy for the columns that count rounds and seconds to the target.
     tensorboard
-        Write event files for TensorBoard too, into FOLDER/tensorboard of each run.
+        Also write TensorBoard event files to FOLDER/tensorboard of each run.
     json
-        JSON lines instead of a table.
+        Print JSON lines instead of a table.
     """
     import msgspec
 
-    from pliant.cli.progress import bar
-    from pliant.compare import crew, is_finished, members, run_all, table
-    from pliant.report.tensorboard import export
+    from pliant.cli.progress import show_bar
+    from pliant.experiment.sweep import (
+        is_finished,
+        load_sweep,
+        resolve_workers,
+        run_sweep,
+        summarise,
+    )
+    from pliant.report.tensorboard import export_tensorboard
 
     if not 0.0 < target <= 1.0:
         raise ValueError(f"Expected a target accuracy above 0 and up to 1, got {target}")
-    found = members(spec, overrides)
-    workers = crew(found)
+    runs = load_sweep(spec, overrides)
+    workers = resolve_workers(runs)
     folder = out or Path("runs") / spec.stem
 
-    finished = [member for member in found if is_finished(folder / member.name, member)]
-    names = [member.name for member in finished]
-    with bar("runs", len(found), len(names)) as show:
+    finished = [run.name for run in runs if is_finished(folder / run.name)]
+    with show_bar("runs", len(runs), len(finished)) as show_count:
 
-        def tell(member: "Member") -> None:
-            names.append(member.name)
-            sys.stderr.write(f"finished {member.name} ({len(names)} of {len(found)})\n")
-            show(len(names))
+        def show_finished(run: "SweepRun") -> None:
+            finished.append(run.name)
+            sys.stderr.write(f"finished {run.name} ({len(finished)} of {len(runs)})\n")
+            show_count(len(finished))
 
         try:
-            run_all(found, folder.resolve(), workers, tell)
+            run_sweep(runs, folder.resolve(), workers, show_finished)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt("the same command goes on from here") from None
-    for member in found if tensorboard else ():
-        export(folder / member.name)
-    rows = table(found, folder, target)
-    text = "".join(msgspec.json.encode(_plain(row)).decode() + "\n" for row in rows)
-    sys.stdout.write(text if json else _table(rows, target))
+            raise KeyboardInterrupt("run the same command to resume") from None
+    for run in runs if tensorboard else ():
+        export_tensorboard(folder / run.name)
+    rows = summarise(runs, folder, target)
+    text = "".join(msgspec.json.encode(_convert_row(row)).decode() + "\n" for row in rows)
+    sys.stdout.write(text if json else _format_table(rows, target))
 
 
-def _plain(row: "Row") -> dict[str, object]:
+def _convert_row(row: "SummaryRow") -> dict[str, object]:
     from dataclasses import asdict
 
     return asdict(row) | {"group": dict(row.group)}
 
 
-def _table(rows: "list[Row]", target: float) -> str:
+def _format_table(rows: "list[SummaryRow]", target: float) -> str:
     names = [" ".join(value for _, value in row.group) for row in rows]
     width = max(map(len, names), default=0)
     head = (
@@ -84,13 +89,13 @@ def _table(rows: "list[Row]", target: float) -> str:
     lines = [head]
     for name, row in zip(names, rows, strict=True):
         mean, spread = row.accuracy
-        narrow = "" if row.narrow is None else f"{row.narrow:.2%}"
-        local = "" if row.local is None else f"{row.local:.2%}"
-        rounds = "-" if row.rounds_to is None else f"{row.rounds_to:.1f}"
-        seconds = "-" if row.seconds_to is None else f"{row.seconds_to:.1f}"
+        trained = "" if row.trained_accuracy is None else f"{row.trained_accuracy:.2%}"
+        local = "" if row.local_accuracy is None else f"{row.local_accuracy:.2%}"
+        rounds = "-" if row.rounds_to_target is None else f"{row.rounds_to_target:.1f}"
+        seconds = "-" if row.seconds_to_target is None else f"{row.seconds_to_target:.1f}"
         lines.append(
-            f"{name:{width}}  {mean:7.2%} ± {spread:5.2%}  {narrow:>7}  {rounds:>14}  "
+            f"{name:{width}}  {mean:7.2%} ± {spread:5.2%}  {trained:>7}  {rounds:>14}  "
             f"{seconds:>8}  {row.gigamacs:9.1f}  {row.megabytes:8.1f}  {row.utilisation:5.0%}  "
-            f"{row.lost:5.0%}  {row.best:7.2%}  {local:>7}  {row.c3:5.3f}"
+            f"{row.lost_share:5.0%}  {row.best_accuracy:7.2%}  {local:>7}  {row.c3:5.3f}"
         )
     return "\n".join(lines) + "\n"

@@ -1,19 +1,21 @@
-"""`pliant completion`: what a shell needs to complete pliant's commands and options."""
+"""`pliant completion`: print a shell completion script."""
 
 import sys
 from typing import Literal
 
 
 def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
-    """Print a script that completes commands, options and paths; nothing is installed.
+    """Print a script that completes commands, options and paths.
 
     Example: pliant completion bash > ~/.local/share/bash-completion/completions/pliant
 
     Parameters
     ----------
     shell
-        The shell that reads it.
+        Shell to print the script for.
     """
-    from pliant.cli import build
+    from pliant.cli import build_app
 
-    sys.stdout.write(build(None, is_plain=True).generate_completion(shell=shell).rstrip() + "\n")
+    sys.stdout.write(
+        build_app(None, is_plain=True).generate_completion(shell=shell).rstrip() + "\n"
+    )

@@ -1,17 +1,17 @@
-"""`pliant dash`: runs in the browser, while they go on."""
+"""`pliant dash`: follow runs in the browser."""
 
 import os
 import socket
 import sys
 from pathlib import Path
 
-TOKEN = "PLIANT_TOKEN"  # chosen by the user; another one each time otherwise
+TOKEN_VARIABLE = "PLIANT_TOKEN"  # unset: a new random token each time
 
 
 def dash(
     folder: Path = Path("runs"), *, host: str = "127.0.0.1", port: int = 8347, open: bool = False
 ) -> None:
-    """Serve a page that shows the runs of a folder and follows those that go on.
+    """Serve a page that shows the runs of a folder and follows active ones.
 
     Example: pliant dash runs
 
@@ -20,35 +20,38 @@ def dash(
     Parameters
     ----------
     folder
-        Folder that holds the folders of runs; nothing outside it is read.
+        Folder that contains the runs; nothing outside it is read.
     host
-        Address to listen at; any other than this machine's own needs the token that is printed.
+        Address to listen on; on any other than loopback, the page requires the printed token.
         Set PLIANT_TOKEN to choose the token.
     port
-        Port to listen at; 0 takes a free one.
+        Port to listen on; 0 picks a free one.
     open
-        Open the page in the browser too.
+        Also open the page in the browser.
     """
     from secrets import token_urlsafe
 
-    from pliant.extras import need
+    from pliant.extras import require
 
-    uvicorn = need("uvicorn", "dashboard")
-    need("starlette", "dashboard")
-    from pliant.dashboard.server import application
+    uvicorn = require("uvicorn", "dashboard")
+    require("starlette", "dashboard")
+    from pliant.dashboard.server import make_app
+    from pliant.storage.run_dir import check_run_format, find_run_dirs
 
     if not 0 <= port <= 65535:
         raise ValueError(f"Expected a port from 0 to 65535, got {port}")
     is_local = host in ("127.0.0.1", "localhost", "::1")
-    token = None if is_local else os.environ.get(TOKEN) or token_urlsafe(24)
-    app = application(folder, token, lambda: server.should_exit)
-    with _bound(host, port) as listening:
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{listening.getsockname()[1]}/"
+    token = None if is_local else os.environ.get(TOKEN_VARIABLE) or token_urlsafe(24)
+    app = make_app(folder, token, lambda: server.should_exit)
+    for path in find_run_dirs(folder):
+        check_run_format(path)
+    with _bind_socket(host, port) as listening:
+        url_host = f"[{host}]" if ":" in host else host
+        address = f"http://{url_host}:{listening.getsockname()[1]}/"
         address += f"?token={token}" if token else ""
         sys.stdout.write(f"{address}\n")
         sys.stdout.flush()
-        sys.stderr.write("Ctrl-C ends it\n")
+        sys.stderr.write("press Ctrl-C to stop\n")
         if open:
             import webbrowser
 
@@ -60,8 +63,8 @@ def dash(
         server.run(sockets=[listening])
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """Bind before anything is said: a port that is taken is told in one line."""
+def _bind_socket(host: str, port: int) -> socket.socket:
+    """Bind and listen, or raise a one-line error if the port is taken."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.socket(family, socket.SOCK_STREAM)
@@ -70,8 +73,8 @@ def _bound(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen()  # whoever opens the address at once waits for the first answer
+        listening.listen()  # connections queue until the server starts
     except (OSError, OverflowError) as error:
         listening.close()
-        raise ValueError(f"Cannot listen at {host} port {port}: {error}") from None
+        raise ValueError(f"Cannot listen on {host} port {port}: {error}") from None
     return listening

@@ -1,117 +1,120 @@
-"""`pliant data`: which data sets are there, get one from its publisher, check them."""
+"""`pliant data`: list, download and check data sets."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-if TYPE_CHECKING:  # the data layer brings torch; help is shown without it
-    from pliant.data.fetch import Progress
-    from pliant.data.store import Status
+if TYPE_CHECKING:  # the data layer imports torch, which help does not need
+    from pliant.data.download.cache import DatasetStatus
+    from pliant.data.download.fetch import ProgressCallback
 
-app = App(name="data", help="List, get and check data sets.\n\nExample: pliant data list")
+    _ProgressFactory = Callable[[str], ProgressCallback]
 
-Root = Annotated[Path | None, Parameter(name="--data")]
+app = App(name="data", help="List, download and check data sets.\n\nExample: pliant data list")
+
+DataRoot = Annotated[Path | None, Parameter(name="--data")]
 
 
 @app.command(name="list")
-def list_sets(*, data: Root = None, json: bool = False) -> None:
-    """Show the data sets that pliant knows and which of them are there.
+def list_datasets(*, data: DataRoot = None, json: bool = False) -> None:
+    """List the data sets that pliant knows, and which are downloaded.
 
     Example: pliant data list --json
 
     Parameters
     ----------
     data
-        The data root; otherwise PLIANT_DATA, otherwise the user's cache.
+        The data root; by default PLIANT_DATA, or else the user's cache folder.
     json
-        One JSON array instead of a table.
+        Print one JSON array instead of a table.
     """
-    _show(_look(data, is_verified=False), data, is_json=json)
+    _print_statuses(_collect_statuses(data, is_verified=False), data, is_json=json)
 
 
 @app.command
-def check(*, data: Root = None, json: bool = False) -> int:
-    """Check the SHA-256 of every data file that is there; exit code 1 if one is damaged.
+def check(*, data: DataRoot = None, json: bool = False) -> int:
+    """Check the SHA-256 of every downloaded file; exit code 1 if one is damaged.
 
     Example: pliant data check --data /srv/data
 
     Parameters
     ----------
     data
-        The data root; otherwise PLIANT_DATA, otherwise the user's cache.
+        The data root; by default PLIANT_DATA, or else the user's cache folder.
     json
-        One JSON array instead of a table.
+        Print one JSON array instead of a table.
     """
-    found = _look(data, is_verified=True)
-    _show(found, data, is_json=json)
-    return 1 if any(one.state == "damaged" for one in found) else 0
+    statuses = _collect_statuses(data, is_verified=True)
+    _print_statuses(statuses, data, is_json=json)
+    return 1 if any(status.state == "damaged" for status in statuses) else 0
 
 
 @app.command
-def get(name: str, *, data: Root = None) -> int:
-    """Download a data set from its publisher, resuming what was cut.
+def get(name: str, *, data: DataRoot = None) -> int:
+    """Download a data set from its publisher, or resume an interrupted download.
 
     Example: pliant data get cifar10
 
     Parameters
     ----------
     name
-        One of the names that `pliant data list` shows.
+        A name shown by `pliant data list`.
     data
-        The data root; otherwise PLIANT_DATA, otherwise the user's cache.
+        The data root; by default PLIANT_DATA, or else the user's cache folder.
     """
-    from pliant.data.published import published
-    from pliant.data.root import data_root
-    from pliant.data.store import get as get_set
+    from pliant.data.download.cache import download_dataset, get_data_root
+    from pliant.data.download.published import find_manifest
 
-    root = data_root(data)
-    wanted = published(name)
-    with _bars() as progress:
-        found = get_set(wanted, root, progress=progress)
-    sys.stdout.write(f"{found.name}: {found.state} in {root / wanted.folder}\n")
-    return 0 if found.state == "complete" else 1
-
-
-def _look(data: Path | None, *, is_verified: bool) -> "list[Status]":
-    from pliant.data.embedded_digits import digits_status
-    from pliant.data.published import SETS
-    from pliant.data.root import data_root
-    from pliant.data.store import status
-
-    root = data_root(data)
-    return [digits_status(), *(status(one, root, is_verified=is_verified) for one in SETS)]
+    root = get_data_root(data)
+    manifest = find_manifest(name)
+    with _show_progress() as progress:
+        status = download_dataset(manifest, root, progress=progress)
+    sys.stdout.write(f"{status.name}: {status.state} in {root / manifest.folder}\n")
+    return 0 if status.state == "complete" else 1
 
 
-def _show(found: "list[Status]", data: Path | None, *, is_json: bool) -> None:
+def _collect_statuses(data: Path | None, *, is_verified: bool) -> "list[DatasetStatus]":
+    from pliant.data.digits import inspect_digits
+    from pliant.data.download.cache import get_data_root, inspect_dataset
+    from pliant.data.download.published import MANIFESTS
+
+    root = get_data_root(data)
+    return [
+        inspect_digits(),
+        *(inspect_dataset(manifest, root, is_verified=is_verified) for manifest in MANIFESTS),
+    ]
+
+
+def _print_statuses(statuses: "list[DatasetStatus]", data: Path | None, *, is_json: bool) -> None:
     import msgspec
 
-    from pliant.data.root import data_root
+    from pliant.data.download.cache import get_data_root
 
     if is_json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(statuses).decode() + "\n")
         return
-    sys.stdout.write(f"data root: {data_root(data)}\n")
-    for one in found:
-        sys.stdout.write(f"{one.name:<14} {one.state:<11} {one.title}\n")
-        if one.state in ("damaged", "incomplete"):
-            for word, paths in (("damaged", one.damaged), ("missing", one.missing)):
+    sys.stdout.write(f"data root: {get_data_root(data)}\n")
+    for status in statuses:
+        sys.stdout.write(f"{status.name:<14} {status.state:<11} {status.title}\n")
+        if status.state in ("damaged", "incomplete"):
+            for word, paths in (("damaged", status.damaged), ("missing", status.missing)):
                 for path in paths:
                     sys.stdout.write(f"    {word}: {path}\n")
 
 
-class _Lines:
-    """Progress as plain lines, one for every tenth of a file."""
+class _LineProgress:
+    """Show progress as plain lines, one per tenth of a file."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.tenth = -1
 
     def __call__(self, done: int, total: int | None) -> None:
-        tenth = 10 * done // total if total else done >> 24  # else a line every 16 MB
+        tenth = 10 * done // total if total else done >> 24  # size unknown: a line every 16 MB
         if tenth > self.tenth:
             self.tenth = tenth
             share = f"{10 * tenth} % of {total:,} bytes" if total else f"{done:,} bytes"
@@ -120,9 +123,9 @@ class _Lines:
 
 
 @contextmanager
-def _bars() -> "Iterator[_Maker]":
+def _show_progress() -> "Iterator[_ProgressFactory]":
     if not sys.stdout.isatty():
-        yield _Lines
+        yield _LineProgress
         return
     from rich import progress as rich_progress
 
@@ -133,16 +136,10 @@ def _bars() -> "Iterator[_Maker]":
         rich_progress.TransferSpeedColumn(),
         rich_progress.TimeRemainingColumn(),
     )
-    with rich_progress.Progress(*columns) as shown:
+    with rich_progress.Progress(*columns) as bars:
 
-        def begin(name: str) -> "Progress":
-            task = shown.add_task(name, total=None)
-            return lambda done, total: shown.update(task, completed=done, total=total)
+        def add_bar(name: str) -> "ProgressCallback":
+            task = bars.add_task(name, total=None)
+            return lambda done, total: bars.update(task, completed=done, total=total)
 
-        yield begin
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    _Maker = Callable[[str], Progress]
+        yield add_bar

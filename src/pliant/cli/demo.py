@@ -1,126 +1,138 @@
-"""`pliant demo`: the whole of pliant once, on the digits that travel inside the package."""
+"""`pliant demo`: a tour of pliant on the bundled digits."""
 
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table as Grid
+from rich.table import Table
 
 if TYPE_CHECKING:
-    from pliant.compare import Member, Row
-    from pliant.experiment import SearchRun
+    from pliant.experiment.config import SearchRun
+    from pliant.experiment.sweep import SummaryRow, SweepRun
 
 SECONDS = 20  # of virtual time, for every federated method
-ROUNDS, EXCHANGES = 8, 4  # of split learning; in so many of them AdaSplit's clients talk
+ROUNDS, EXCHANGES = 8, 4  # of split learning; rounds in which AdaSplit's clients use the server
 
-OPENING = (
-    "40 devices share 6,000 real digits; ten of them train in a round, which lasts a second. How "
-    "fast each of them is changes about twice in every second, by up to a factor of three."
+INTRO_TEXT = (
+    "40 devices share 6,000 real digits; ten of them train in each round, which lasts one second. "
+    "Each device's speed changes about twice per second, by up to a factor of three."
 )
-SEARCHED = (
-    "1. A search on 2,000 other digits finds which layers can do without how many filters. "
-    "DISTREAL picks from its table, in front of every mini-batch, what the device can pay then."
+SEARCH_TEXT = (
+    "1. A search on 2,000 other digits finds how many filters each layer can drop. Before every "
+    "mini-batch, DISTREAL picks from the resulting table what the device can afford."
 )
-TRAINED = (
-    f"2. Five methods have the same {SECONDS} s, the same devices and the same digits. FedAvg "
-    "waits for the slowest device of a round; the others send what they have when a round is over."
+TRAINING_TEXT = (
+    f"2. Five methods train for the same {SECONDS} s on the same devices and digits. FedAvg waits "
+    "for the slowest device of a round; in the others, devices send what they have at its end."
 )
-SPLIT = (
-    "3. Split learning: five clients share 3,000 digits and keep their first layer; the rest is "
-    "on a server. SL-basic exchanges activations and gradients for every mini-batch; AdaSplit "
-    "trains clients by themselves, and lets the most useful ones talk in the second half."
+SPLIT_TEXT = (
+    "3. Split learning: five clients share 3,000 digits and hold the first layer; the server holds "
+    "the rest. SL-basic exchanges activations and gradients for every mini-batch; AdaSplit trains "
+    "clients on their own, and only the most useful ones send activations in the second half."
 )
 
 
 def demo(*, out: Path = Path("runs/demo"), seed: int = 0) -> None:
-    """Search, train, split and report on the embedded digits, in about three minutes.
+    """Search, train, split and report on the bundled digits, in about three minutes.
 
     Example: pliant demo --seed 1 --out runs/demo1
 
     Args:
-        out: Folder for the runs and the report; what is finished there is kept.
-        seed: Another seed gives other devices and weights; the same gives the same result.
+        out: Folder for the runs and the report; finished runs in it are reused.
+        seed: Seed of the devices and the weights.
     """
     try:
-        _shown(Console(highlight=False), out, seed)
+        _run_demo(Console(highlight=False), out, seed)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("the same command goes on from here") from None
+        raise KeyboardInterrupt("run the same command to resume") from None
 
 
-def _shown(console: Console, out: Path, seed: int) -> None:
-    from pliant.cli.progress import steps
-    from pliant.compare import table
+def _run_demo(console: Console, out: Path, seed: int) -> None:
+    from pliant.cli.progress import show_steps
+    from pliant.experiment.sweep import summarise
     from pliant.report.build import write_report
 
-    began = time.monotonic()
-    _say(console, OPENING, SEARCHED)
-    found = _searched(_search(seed), out / "search")
-    _say(console, TRAINED)
-    methods = _federated(seed, found)
-    _run(console, methods, out / "methods")
-    _say(console, SPLIT)
-    pair = _split(seed)
-    _run(console, pair, out / "split")
-    console.print(_methods_grid(methods, out / "methods"))
-    rows = table(pair, out / "split", target=0.9)
-    console.print(_split_grid(rows))
-    _say(console, _trade(*rows))
-    _say(console, f"{time.monotonic() - began:.0f} s in all; now the report.")
-    parts = [out / "search", out / "methods", out / "split"]
-    with steps() as tell:
-        page = write_report(parts, out / "report", target=0.9, command="pliant demo", tell=tell)
-    _say(console, f"Report: {page}", f"Live page of these runs: pliant dash {out}")
+    start = time.monotonic()
+    _print(console, INTRO_TEXT, SEARCH_TEXT)
+    table_path = _run_search(_make_search(seed), out / "search")
+    _print(console, TRAINING_TEXT)
+    federated_runs = _make_federated_runs(seed, table_path)
+    _run_with_progress(console, federated_runs, out / "methods")
+    _print(console, SPLIT_TEXT)
+    split_runs = _make_split_runs(seed)
+    _run_with_progress(console, split_runs, out / "split")
+    console.print(_make_methods_table(federated_runs, out / "methods"))
+    rows = summarise(split_runs, out / "split", target=0.9)
+    console.print(_make_split_table(rows))
+    _print(console, _describe_trade_off(*rows))
+    _print(console, f"Total {time.monotonic() - start:.0f} s; writing the report.")
+    folders = [out / "search", out / "methods", out / "split"]
+    with show_steps() as show_step:
+        page = write_report(
+            folders, out / "report", target=0.9, command="pliant demo", on_progress=show_step
+        )
+    _print(console, f"Report: {page}", f"To browse these runs: pliant dash {out}")
 
 
-def _say(console: Console, *lines: str) -> None:
+def _print(console: Console, *lines: str) -> None:
     for line in lines:
         console.print(line, soft_wrap=not console.is_terminal)
 
 
-def _search(seed: int) -> "SearchRun":
-    from pliant.experiment import Data, Network, SearchRun
-    from pliant.explore import Exploration
-    from pliant.explore.fast import Fast
-    from pliant.explore.objective import Objective
+def _make_search(seed: int) -> "SearchRun":
+    from pliant.experiment.config import DataConfig, NetworkConfig, SearchRun
+    from pliant.table_search import SearchSettings
+    from pliant.table_search.short_training import ShortTrainingSettings
+    from pliant.table_search.surrogate_search import SurrogateSearch
 
-    short = Objective(batches=32, batch=32, evaluated=500)
-    how = Exploration(Fast(rounds=1, vectors=12), short, normalisers=4, fresh=2, rows=24)
-    return SearchRun(how, Network("digits_cnn"), Data("digits", proxy=2000), seed)
-
-
-def _searched(asked: "SearchRun", folder: Path) -> str:
-    """Search, or take what was found before, and return where the table is."""
-    from pliant.cli.search import shown
-
-    shown(asked, folder)
-    return str((folder / "table.safetensors").resolve())
+    short = ShortTrainingSettings(batches=32, batch=32, eval_images=500)
+    settings = SearchSettings(
+        SurrogateSearch(rounds=1, vectors=12), short, corner_seeds=4, fresh_seeds=2, rows=24
+    )
+    return SearchRun(settings, NetworkConfig("digits_cnn"), DataConfig("digits", proxy=2000), seed)
 
 
-def _federated(seed: int, table: str) -> "list[Member]":
-    from pliant.compare import Member
-    from pliant.devices import Changing, Fleet
-    from pliant.engine.rules import Rules
-    from pliant.experiment import Data, Experiment, Network
-    from pliant.explore import load_table
-    from pliant.methods import AnyMethod, Distreal, FedAvg, FedDropout, FedProx, HeteroFl, Local
-    from pliant.nn.optimiser import Sgd
+def _run_search(run: "SearchRun", folder: Path) -> Path:
+    """Search, or reuse a finished search, and return the path of the table."""
+    from pliant.cli.search import run_search
 
-    local = Local(Sgd(lr=0.1, clip=5.0), batch=16)
-    runs: dict[str, tuple[AnyMethod, Rules]] = {
-        "FedAvg, waits": (FedAvg(local), Rules(late="wait")),
-        "FedProx, partial work": (FedProx(mu=0.0, local=local), Rules(late="partial")),
-        "Federated Dropout": (FedDropout(local=local), Rules(late="partial")),
-        "HeteroFL": (HeteroFl(local=local), Rules(late="partial")),
+    run_search(run, folder)
+    return (folder / "table.safetensors").resolve()
+
+
+def _make_federated_runs(seed: int, table_path: Path) -> "list[SweepRun]":
+    from pliant.devices import ChangingTrace, Fleet
+    from pliant.engine.round_rules import RoundRules
+    from pliant.experiment.config import DataConfig, Experiment, NetworkConfig
+    from pliant.experiment.sweep import SweepRun
+    from pliant.methods import (
+        AnyMethod,
+        Distreal,
+        FedAvg,
+        FedDropout,
+        FedProx,
+        HeteroFl,
+        LocalTraining,
+    )
+    from pliant.nn.optimisers import Sgd
+    from pliant.nn.table_file import load_table
+
+    local = LocalTraining(Sgd(lr=0.1, clip=5.0), batch=16)
+    runs: dict[str, tuple[AnyMethod, RoundRules]] = {
+        "FedAvg, waits": (FedAvg(local), RoundRules(late="wait")),
+        "FedProx, partial work": (FedProx(mu=0.0, local=local), RoundRules(late="partial")),
+        "Federated Dropout": (FedDropout(local=local), RoundRules(late="partial")),
+        "HeteroFL": (HeteroFl(local=local), RoundRules(late="partial")),
         "DISTREAL": (
-            Distreal(load_table(Path(table)), local, budget="paced"),
-            Rules(late="partial"),
+            Distreal(load_table(table_path), local, budget="paced"),
+            RoundRules(late="partial"),
         ),
     }
-    fleet = Fleet(size=40, speed=Changing(low=1 / 3, high=1.0, per_round=2.0))
-    network, data = Network("digits_cnn"), Data("digits", proxy=2000)
+    fleet = Fleet(size=40, speed=ChangingTrace(low=1 / 3, high=1.0, per_round=2.0))
+    network, data = NetworkConfig("digits_cnn"), DataConfig("digits", proxy=2000)
     return [
-        Member(
+        SweepRun(
             (("method", name),),
             Experiment(method, fleet, network, data, rounds=SECONDS, seed=seed, rules=rules),
         )
@@ -128,35 +140,35 @@ def _federated(seed: int, table: str) -> "list[Member]":
     ]
 
 
-def _split(seed: int) -> "list[Member]":
-    from pliant.compare import Member
-    from pliant.devices import Constant, DeviceClass, Fleet
-    from pliant.engine.rules import Rules
-    from pliant.experiment import Data, Experiment, Network
-    from pliant.nn.optimiser import Adam
-    from pliant.split import AdaSplit, AnySplit, Split
-    from pliant.split.base import Local
+def _make_split_runs(seed: int) -> "list[SweepRun]":
+    from pliant.devices import ConstantTrace, DeviceClass, Fleet
+    from pliant.engine.round_rules import RoundRules
+    from pliant.experiment.config import DataConfig, Experiment, NetworkConfig
+    from pliant.experiment.sweep import SweepRun
+    from pliant.nn.optimisers import Adam
+    from pliant.split import AdaSplit, AnySplit, VanillaSplit
+    from pliant.split.base import SplitTraining
 
-    local = Local(optimiser=Adam(lr=1e-3), batch=32)
-    link = DeviceClass(up=2.5e6, down=5e6, latency=0.02)  # 20 and 40 Mbit/s
-    fleet = Fleet(5, Constant(low=0.5, high=1.0), classes=(link,), macs_per_second=1e9)
-    data = Data("digits", proxy=5000)
+    local = SplitTraining(optimiser=Adam(lr=1e-3), batch=32)
+    device_class = DeviceClass(up=2.5e6, down=5e6, latency=0.02)  # 20 and 40 Mbit/s
+    fleet = Fleet(5, ConstantTrace(low=0.5, high=1.0), classes=(device_class,), macs_per_second=1e9)
+    data = DataConfig("digits", proxy=5000)
     methods: dict[str, AnySplit] = {
-        "SL-basic": Split(local=local),
+        "SL-basic": VanillaSplit(local=local),
         "AdaSplit": AdaSplit(local=local, kappa=1 - EXCHANGES / ROUNDS),
     }
     return [
-        Member(
+        SweepRun(
             (("method", name),),
             Experiment(
                 method,
                 fleet,
-                Network("lenet_small"),
+                NetworkConfig("lenet_small"),
                 data,
                 rounds=ROUNDS,
                 per_round=5,
                 seed=seed,
-                rules=Rules(late="wait"),
+                rules=RoundRules(late="wait"),
                 server_speed=1e12,
             ),
         )
@@ -164,47 +176,48 @@ def _split(seed: int) -> "list[Member]":
     ]
 
 
-def _run(console: Console, found: "list[Member]", folder: Path) -> None:
-    from pliant.cli.progress import bar
-    from pliant.compare import is_finished, run_all
-    from pliant.engine.workers import Processes
+def _run_with_progress(console: Console, runs: "list[SweepRun]", folder: Path) -> None:
+    from pliant.cli.progress import show_bar
+    from pliant.experiment.sweep import is_finished, run_sweep
+    from pliant.workers.pool import ProcessWorkers
 
-    done = [member for member in found if is_finished(folder / member.name, member)]
-    if len(done) == len(found):
-        _say(console, f"   (kept from before; another --out than {folder.parent} runs them anew)")
-    with bar("runs", len(found), len(done)) as show:
+    finished = [run for run in runs if is_finished(folder / run.name)]
+    if len(finished) == len(runs):
+        _print(console, f"   (finished earlier in {folder.parent}; choose another --out to rerun)")
+    with show_bar("runs", len(runs), len(finished)) as show_count:
 
-        def tell(member: "Member") -> None:
-            done.append(member)
-            show(len(done))
+        def show_finished(run: "SweepRun") -> None:
+            finished.append(run)
+            show_count(len(finished))
 
-        run_all(found, folder, Processes(), tell)
+        run_sweep(runs, folder, ProcessWorkers(), show_finished)
 
 
-def _methods_grid(found: "list[Member]", folder: Path) -> Grid:
+def _make_methods_table(runs: "list[SweepRun]", folder: Path) -> Table:
     from pliant.engine.ledger import RoundRecord
-    from pliant.engine.store import events
+    from pliant.engine.run_store import read_records
 
-    grid = _grid("method", f"accuracy after {SECONDS} s", "rounds", "compute used")
-    for member in found:
-        lines = [
-            line
-            for line in events(folder / member.name)
-            if isinstance(line, RoundRecord) and line.seconds <= SECONDS + 1e-6
+    table = _make_table("method", f"accuracy after {SECONDS} s", "rounds", "compute used")
+    for run in runs:
+        rounds = [
+            record
+            for record in read_records(folder / run.name)
+            if isinstance(record, RoundRecord) and record.seconds <= SECONDS + 1e-6
         ]
-        if not lines:
-            grid.add_row(member.group[0][1], "-", "0", "-")
+        method = run.group[0][1]
+        if not rounds:
+            table.add_row(method, "-", "0", "-")
             continue
-        used = sum(line.useful for line in lines) / sum(line.available for line in lines)
-        scored = f"{lines[-1].accuracy or 0.0:.1%}"
-        grid.add_row(member.group[0][1], scored, str(len(lines)), f"{used:.0%}")
-    return grid
+        used = sum(record.useful for record in rounds) / sum(record.available for record in rounds)
+        accuracy = f"{rounds[-1].accuracy or 0.0:.1%}"
+        table.add_row(method, accuracy, str(len(rounds)), f"{used:.0%}")
+    return table
 
 
-def _split_grid(rows: "list[Row]") -> Grid:
-    grid = _grid("method", "accuracy", "MB sent", "client GMACs", "seconds", "C3-Score")
+def _make_split_table(rows: "list[SummaryRow]") -> Table:
+    table = _make_table("method", "accuracy", "MB sent", "client GMACs", "seconds", "C3-Score")
     for row in rows:
-        grid.add_row(
+        table.add_row(
             row.group[0][1],
             f"{row.accuracy[0]:.1%}",
             f"{row.megabytes:.1f}",
@@ -212,24 +225,24 @@ def _split_grid(rows: "list[Row]") -> Grid:
             f"{row.seconds:.0f}",
             f"{row.c3:.3f}",
         )
-    return grid
+    return table
 
 
-def _trade(basic: "Row", ada: "Row") -> str:
-    """Say what AdaSplit gave up here, and for what."""
+def _describe_trade_off(basic: "SummaryRow", ada: "SummaryRow") -> str:
+    """Return a sentence about what AdaSplit saves and what that costs."""
     points = 100 * (basic.accuracy[0] - ada.accuracy[0])
     preferred = "SL-basic" if basic.c3 > ada.c3 else "AdaSplit"
     return (
-        f"AdaSplit sends {ada.megabytes / basic.megabytes:.0%} of SL-basic's bytes and is done in "
-        f"{ada.seconds / basic.seconds:.0%} of its time, while its clients compute "
-        f"{ada.gigamacs / basic.gigamacs:.1f} times as much. Its server learns in {EXCHANGES} "
-        f"rounds only, and it ends {abs(points):.1f} points {'behind' if points > 0 else 'ahead'}; "
-        f"the C3-Score, bytes and compute against accuracy, prefers {preferred} here."
+        f"AdaSplit sends {ada.megabytes / basic.megabytes:.0%} of SL-basic's bytes and finishes in "
+        f"{ada.seconds / basic.seconds:.0%} of its time, but its clients compute "
+        f"{ada.gigamacs / basic.gigamacs:.1f} times as much. Its server trains in only {EXCHANGES} "
+        f"rounds, and it ends {abs(points):.1f} points {'behind' if points > 0 else 'ahead'}; "
+        f"the C3-Score, which weighs accuracy against bytes and compute, prefers {preferred} here."
     )
 
 
-def _grid(*names: str) -> Grid:
-    grid = Grid(*names, box=None)
-    for column in grid.columns[1:]:
+def _make_table(*names: str) -> Table:
+    table = Table(*names, box=None)
+    for column in table.columns[1:]:
         column.justify = "right"
-    return grid
+    return table

@@ -1,4 +1,4 @@
-"""`pliant deploy`: the keys of a federation, and a whole one on this machine."""
+"""`pliant deploy`: make keys, or run a federation on this machine."""
 
 import os
 import sys
@@ -9,43 +9,47 @@ from typing import TYPE_CHECKING, Any, Literal
 from cyclopts import App
 
 if TYPE_CHECKING:
-    from pliant.deploy.host import Limits
-    from pliant.experiment import Experiment
+    from pliant.deploy.device.host import Limits
+    from pliant.experiment.config import Experiment
 
 HELP = """\
-Make keys, and try a federation on this machine.
+Make keys, or run a federation on this machine.
 
 Example: pliant deploy up --devices 3"""
-BUILT_IN = {"method": {"type": "fedavg"}, "fleet": {"size": 3, "round_seconds": 30.0}, "rounds": 3}
-LOCAL = "127.0.0.1"
-MANY = 10  # devices, of some hundred MB each, that nobody starts by mistake
+DEFAULT_EXPERIMENT = {
+    "method": {"type": "fedavg"},
+    "fleet": {"size": 3, "round_seconds": 30.0},
+    "rounds": 3,
+}
+LOOPBACK = "127.0.0.1"
+MAX_IMPLICIT_DEVICES = 10  # each takes some hundred MB: more must be requested explicitly
 
 app = App(name="deploy", help=HELP, help_format="plaintext")
 
 
 @app.command
 def init(folder: Path, *, devices: int, host: tuple[str, ...] = ()) -> None:
-    """Make a certificate authority, the server's certificate and a key for each device.
+    """Make a certificate authority, a server certificate and one key per device.
 
     Example: pliant deploy init keys --devices 3 --host example.org
 
     Parameters
     ----------
     folder
-        A new folder. A device needs ca.crt and devices/NUMBER of it, and nothing else.
+        A new folder. A device needs only ca.crt and devices/NUMBER from it.
     devices
-        How many devices there are.
+        Number of devices.
     host
-        Names and addresses of the server, beside those of this machine.
+        Names and addresses of the server, in addition to those of this machine.
     """
-    from pliant.extras import need
+    from pliant.extras import require
 
-    need("cryptography", "deploy")
-    from pliant.deploy.keys import make_keys
+    require("cryptography", "deploy")
+    from pliant.deploy.security.certificates import make_keys
 
-    need_some(devices)
-    made = make_keys(folder, devices=devices, hosts=host)
-    sys.stdout.write("".join(f"{path}\n" for path in made))
+    check_device_count(devices)
+    paths = make_keys(folder, devices=devices, hosts=host)
+    sys.stdout.write("".join(f"{path}\n" for path in paths))
 
 
 @app.command
@@ -60,115 +64,129 @@ def up(
     code: Path | None = None,
     allowance: float = 15.0,
     patience: float = 120.0,
-    squeeze: Literal["plain", "fp16", "int8", "topk"] = "plain",
-    pace: Literal["measured", "fleet"] = "measured",
+    compress: Literal["plain", "fp16", "int8", "topk"] = "plain",
+    pace: Literal["measured", "simulated"] = "measured",
 ) -> int:
-    """Run an experiment on real processes of this machine, with TLS and keys, and end them all.
+    """Run an experiment with a server and devices as processes on this machine.
 
     Example: pliant deploy up digits.toml --devices 3
 
     Parameters
     ----------
     spec
-        The experiment's TOML file; without one, FedAvg on the embedded digits.
+        TOML file of the experiment; by default FedAvg on the bundled digits.
     overrides
-        key=value in the place of what the file says.
+        key=value pairs that override the file.
     devices
-        How many devices to start; by default `fleet.size` of the file, 3 without one.
+        Devices to start; by default `fleet.size` of the file, or 3 without a file.
     insecure
-        Neither TLS nor keys.
+        Use neither TLS nor keys.
     port
-        Port of the server on loopback.
+        Port of the server, on loopback.
     out
-        Folder of the run; runs/NAME by default.
+        Folder of the run; by default runs/NAME.
     data
-        Folder of the devices' data sets; by default the one that `pliant run` would take.
+        Data folder of the devices; by default the one that `pliant run` uses.
     code
-        Folder of the Python files that the experiment may name; by default that of those it names.
+        Folder of user code that devices may import; by default that of the files in the experiment.
     allowance
-        Seconds for transport, beyond a device's own time; with a split method, seconds without a
-        word from a device after which the round goes on without it.
+        Seconds for transport, in addition to a device's own time; with a split method, seconds of
+        silence after which the round continues without a device.
     patience
         Seconds to wait for devices at the start; later rounds wait for `allowance`.
-    squeeze
-        How devices make their updates smaller.
+    compress
+        Compression of the devices' updates.
     pace
-        What devices follow: what they measure, or, to rehearse, the fleet of the file.
+        Let devices pace themselves by measured speed, or simulate the fleet of the file.
     """
-    import msgspec
-
-    from pliant.cli.server import need_devices, place, service_of, shown
-    from pliant.deploy.federation import Federation, open_run, serving
-    from pliant.deploy.keys import make_keys
-    from pliant.experiment import load_experiment
+    from pliant.cli.server import (
+        check_experiment,
+        format_address,
+        make_server_settings,
+        show_rounds,
+    )
+    from pliant.deploy.security.certificates import make_keys
+    from pliant.deploy.supervise.federation import Federation, open_run, select_server_class
+    from pliant.experiment.config import load_experiment
 
     if devices is not None:
-        need_some(devices)
+        check_device_count(devices)
     if spec is not None and "=" in spec.name and not spec.exists():
         spec, overrides = None, (str(spec), *overrides)
-    experiment = load_experiment(spec, overrides) if spec else built_in(overrides, devices)
-    said = experiment.fleet.size
-    if devices is None and said > MANY:
-        raise ValueError(f"Expected --devices N: fleet.size = {said} is many for one machine")
-    size = devices or said
-    fleet = msgspec.structs.replace(experiment.fleet, size=size)
-    per_round = min(size, experiment.per_round)
-    experiment = msgspec.structs.replace(experiment, fleet=fleet, per_round=per_round)
-    need_devices(experiment, size)
-    limits = limits_of(experiment, data, code)
-    service = service_of(allowance, patience, squeeze, pace)
+    described = (
+        load_experiment(spec, overrides) if spec else make_default_experiment(overrides, devices)
+    )
+    experiment = resize_fleet(described, devices)
+    size = experiment.fleet.size
+    check_experiment(experiment, size)
+    limits = make_limits(experiment, data, code)
+    settings = make_server_settings(allowance, patience, compress, pace)
     folder = out or Path("runs") / (spec.stem if spec else "deploy")
     keys = None if insecure else folder / "keys"
-    serving(experiment)(folder, service, port=port)  # what cannot be served leaves no folder
+    # Validate before creating the folder.
+    select_server_class(experiment)(folder, settings, port=port)
     open_run(folder, experiment)
     if keys is not None and not keys.exists():
         make_keys(keys, devices=size)
     federation = Federation(
-        experiment, folder, service=service, port=port, keys=keys, limits=limits
+        experiment, folder, settings=settings, port=port, keys=keys, limits=limits
     )
-    if size != said:
-        sys.stderr.write(f"taking --devices {size}, not fleet.size = {said}\n")
-    return shown(federation, experiment, folder, place(LOCAL, port, keys))
+    if size != described.fleet.size:
+        sys.stderr.write(f"using --devices {size} instead of fleet.size = {described.fleet.size}\n")
+    return show_rounds(federation, experiment, folder, format_address(LOOPBACK, port, keys))
 
 
-def need_some(devices: int) -> None:
-    """Refuse a federation without devices."""
+def resize_fleet(experiment: "Experiment", devices: int | None) -> "Experiment":
+    """Return the experiment with a fleet of this many devices, by default its own number."""
+    from msgspec.structs import replace
+
+    size = devices or experiment.fleet.size
+    if devices is None and size > MAX_IMPLICIT_DEVICES:
+        raise ValueError(f"Expected --devices N: fleet.size = {size} is large for one machine")
+    fleet = replace(experiment.fleet, size=size)
+    return replace(experiment, fleet=fleet, per_round=min(size, experiment.per_round))
+
+
+def check_device_count(devices: int) -> None:
+    """Raise if there are no devices."""
     if devices < 1:
         raise ValueError(f"Expected --devices of 1 or more, got {devices}")
 
 
-def built_in(overrides: Sequence[str], devices: int | None) -> "Experiment":
-    """Return what runs where no file is given, with the command line's key=value in it."""
-    from pliant.experiment import Experiment, overridden, resolved
+def make_default_experiment(overrides: Sequence[str], devices: int | None) -> "Experiment":
+    """Return the experiment that runs without a file, with overrides applied."""
+    from pliant.experiment.config import Experiment, read_toml, resolve_paths
     from pliant.value import decode
 
     fleet = {"fleet": {} if devices is None else {"size": devices}}
-    raw = _over(_over(BUILT_IN, fleet), overridden(Path(os.devnull), overrides))
-    return decode(resolved(raw, Path()), Experiment)
+    raw = _merge_tables(
+        _merge_tables(DEFAULT_EXPERIMENT, fleet), read_toml(Path(os.devnull), overrides)
+    )
+    return decode(resolve_paths(raw, Path()), Experiment)
 
 
-def _over(plain: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return plain data with what other data say in its place, table by table."""
-    tables = {key for key, value in other.items() if isinstance(value, dict)}
-    shared = {key for key in tables if isinstance(plain.get(key), dict)}
-    return plain | other | {key: _over(plain[key], other[key]) for key in shared}
+def _merge_tables(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Merge nested plain data; `overrides` wins."""
+    tables = {key for key, value in overrides.items() if isinstance(value, dict)}
+    shared = {key for key in tables if isinstance(base.get(key), dict)}
+    return base | overrides | {key: _merge_tables(base[key], overrides[key]) for key in shared}
 
 
-def limits_of(experiment: "Experiment", data: Path | None, code: Path | None) -> "Limits":
-    """Return where devices of the same user on the same machine find what an experiment names."""
-    from pliant.cli.device import need_folder
-    from pliant.data.root import data_root
-    from pliant.deploy.host import Limits
-    from pliant.own import is_own
+def make_limits(experiment: "Experiment", data: Path | None, code: Path | None) -> "Limits":
+    """Return the folders in which devices on this machine find data and user code."""
+    from pliant.cli.device import resolve_folder
+    from pliant.data.download.cache import get_data_root
+    from pliant.deploy.device.host import Limits
+    from pliant.experiment.user_code import is_user_function
 
-    root = need_folder("--data", data)
+    root = resolve_folder("--data", data)
     if root is None:
-        named = experiment.data.root
-        root = str(data_root(None if named is None else Path(named)).resolve())
+        config_root = experiment.data.root
+        root = str(get_data_root(None if config_root is None else Path(config_root)).resolve())
     names = [experiment.network.name, experiment.data.name]
-    files = [Path(name.rpartition(":")[0]) for name in names if is_own(name)]
+    files = [Path(name.rpartition(":")[0]) for name in names if is_user_function(name)]
     folders = sorted({str(file.parent) for file in files if file.suffix == ".py"})
-    allowed = need_folder("--code", code)
-    if allowed is None and len(folders) > 1:
+    code_folder = resolve_folder("--code", code)
+    if code_folder is None and len(folders) > 1:
         raise ValueError(f"Expected --code FOLDER with all files, got {' and '.join(folders)}")
-    return Limits(data=root, code=allowed or next(iter(folders), None))
+    return Limits(data=root, code=code_folder or next(iter(folders), None))

@@ -1,4 +1,4 @@
-"""`pliant device`: this machine as a device of a federation."""
+"""`pliant device`: run this machine as a device of a federation."""
 
 import logging
 import sys
@@ -17,7 +17,7 @@ def device(
     data: Path | None = None,
     code: Path | None = None,
 ) -> int:
-    """Train on this machine whenever the server asks for it.
+    """Connect to a server and train on this machine when it requests it.
 
     Example: pliant device --server example.org:9092 --number 3 --keys keys
 
@@ -30,24 +30,24 @@ def device(
     keys
         Folder with ca.crt and devices/NUMBER/key.
     insecure
-        Neither TLS nor a key; for a server on loopback only.
+        Use neither TLS nor a key; only for a server on loopback.
     state
-        Folder for what must survive a restart; .pliant/device-NUMBER in the home folder by default.
+        Folder for state that survives a restart; by default ~/.pliant/device-NUMBER.
     cpu_share
-        The most of one core that training may take.
+        Largest share of one core that training may use.
     only_when_charging
-        Decline to train while on battery.
+        Do not train on battery.
     data
-        Folder of data sets on this machine.
+        Data folder on this machine.
     code
-        Folder of the Python files that an experiment may name; without it none is run.
+        Folder of user code that experiments may import; without it, none is run.
     """
-    from pliant.deploy.door import awaited, need_address
-    from pliant.deploy.host import Limits
-    from pliant.deploy.keys import device_files
-    from pliant.deploy.processes import endable, kept
-    from pliant.deploy.remote import RemoteDevice
-    from pliant.deploy.split_node import SplitRemoteDevice
+    from pliant.deploy.device.host import Limits
+    from pliant.deploy.security.certificates import find_device_files
+    from pliant.deploy.security.probe import check_address, wait_for_server
+    from pliant.deploy.supervise.child_process import interrupt_on_signal, run_supervisor
+    from pliant.deploy.supervise.node import FlowerDeviceSupervisor
+    from pliant.deploy.supervise.split_node import SplitNodeSupervisor
 
     if (keys is None) != insecure:
         raise ValueError("Expected either --keys FOLDER or --insecure")
@@ -56,27 +56,31 @@ def device(
     if not 0 < cpu_share <= 1:
         raise ValueError(f"Expected --cpu-share above 0 and up to 1, got {cpu_share:g}")
     limits = Limits(
-        cpu_share, only_when_charging, need_folder("--data", data), need_folder("--code", code)
+        cpu_share,
+        only_when_charging,
+        resolve_folder("--data", data),
+        resolve_folder("--code", code),
     )
     logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
     folder = state or Path.home() / ".pliant" / f"device-{number}"
-    ca, key = (None, None) if keys is None else device_files(keys, number)
-    place = need_address(server, ca, key)
+    ca, key = (None, None) if keys is None else find_device_files(keys, number)
+    address = check_address(server, ca, key)
     try:
-        with endable():
-            sys.stdout.write(f"device {number} at {server}; Ctrl-C ends it\n")
+        with interrupt_on_signal():
+            sys.stdout.write(f"device {number} of {server}; press Ctrl-C to stop\n")
             sys.stdout.flush()
-            kind = SplitRemoteDevice if awaited(*place, ca) == "split" else RemoteDevice
-            running = kind(number, server, folder, limits, ca=ca, key=key)
-            with kept(running):
-                running.watch()
+            is_split = wait_for_server(*address, ca) == "split"
+            supervisor_class = SplitNodeSupervisor if is_split else FlowerDeviceSupervisor
+            supervisor = supervisor_class(number, server, folder, limits, ca=ca, key=key)
+            with run_supervisor(supervisor):
+                supervisor.watch()
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-def need_folder(option: str, folder: Path | None) -> str | None:
-    """Return the whole path of a folder that an option names, if it does; refuse what is none."""
+def resolve_folder(option: str, folder: Path | None) -> str | None:
+    """Return the absolute path of an option's folder, or None; raise if it does not exist."""
     if folder is not None and not folder.is_dir():
-        raise NotADirectoryError(f"Expected {option} FOLDER that is there, got {folder}")
+        raise NotADirectoryError(f"Expected an existing folder for {option}, got {folder}")
     return None if folder is None else str(folder.resolve())

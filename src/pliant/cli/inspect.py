@@ -1,4 +1,4 @@
-"""`pliant inspect`: which filters of a network can be dropped, and what that saves."""
+"""`pliant inspect`: show which filters of a network can be dropped, and what that saves."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ def inspect(
     cuts: bool = False,
     json: bool = False,
 ) -> None:
-    """Show a network's sites, its MACs at three rates, and where all channels were needed.
+    """Show a network's sites, its MACs at three rates, and where it stays dense.
 
     Example: pliant inspect resnet20
 
@@ -32,78 +32,78 @@ def inspect(
     Parameters
     ----------
     model
-        A bundled network, or `file.py:function` (or `module:function`) that returns your own.
+        A bundled network, or `file.py:function` or `module:function` that returns your own.
     shape
-        Shape of one input without the batch, like 3,32,32; bundled networks know theirs.
+        Shape of one input without the batch, like 3,32,32; bundled networks have a default.
     apart
-        Draw layers whose outputs are added apart instead of together.
+        Make layers whose outputs are added separate sites instead of one.
     hidden
-        Make sites of hidden linear layers too.
+        Also make hidden linear layers sites.
     cuts
-        Show where the network can be cut between a device and a server, and what crosses.
+        Show where the network can be split between device and server, and what is transferred.
     json
-        One JSON object instead of a table.
+        Print one JSON object instead of a table.
     """
     import torch
 
     from pliant.nn.elastic import elastic
 
-    net, usual = build(model)
-    sizes = parse(shape) if shape else usual
+    net, default_shape = load_network(model)
+    sizes = parse_shape(shape) if shape else default_shape
     if sizes is None:
         raise ValueError(f"Expected --shape for {model}, like --shape 3,32,32")
     if cuts:
-        sys.stdout.write(_cuts(net, torch.zeros(1, *sizes), is_json=json))
+        sys.stdout.write(_format_cut_points(net, torch.zeros(1, *sizes), is_json=json))
         return
-    found = elastic(net, torch.zeros(1, *sizes), coupled=not apart, hidden=hidden)
-    sys.stdout.write((_as_json(found) if json else found.explain()) + "\n")
+    elastic_net = elastic(net, torch.zeros(1, *sizes), coupled=not apart, hidden=hidden)
+    sys.stdout.write((_format_json(elastic_net) if json else elastic_net.summary()) + "\n")
 
 
-def _cuts(net: "nn.Module", example: "Tensor", *, is_json: bool) -> str:
+def _format_cut_points(net: "nn.Module", example: "Tensor", *, is_json: bool) -> str:
     from dataclasses import asdict
 
     import msgspec
 
-    from pliant.nn.cut import cuts
+    from pliant.nn.cut import find_cut_points
 
-    places = cuts(net, example)
+    points = find_cut_points(net, example)
     if is_json:
-        return msgspec.json.encode([asdict(place) for place in places]).decode() + "\n"
-    width = max([len(place.after) for place in places] + [len("cut after")])
+        return msgspec.json.encode([asdict(point) for point in points]).decode() + "\n"
+    width = max([len(point.after) for point in points] + [len("cut after")])
     lines = [
         f"{'cut after':{width}}  {'device MACs':>13}  {'server MACs':>13}  {'bytes':>9}  crosses"
     ]
-    for place in places:
-        shapes = " + ".join("x".join(map(str, shape)) for shape in place.shapes)
+    for point in points:
+        shapes = " + ".join("x".join(map(str, shape)) for shape in point.shapes)
         lines.append(
-            f"{place.after:{width}}  {place.device_macs:>13,}  {place.server_macs:>13,}  "
-            f"{place.bytes:>9,}  {shapes}"
+            f"{point.after:{width}}  {point.device_macs:>13,}  {point.server_macs:>13,}  "
+            f"{point.bytes:>9,}  {shapes}"
         )
     return "\n".join(lines) + "\n"
 
 
-def build(model: str) -> "tuple[nn.Module, tuple[int, ...] | None]":
-    """Return a bundled network, or one that a user's own function makes."""
+def load_network(model: str) -> "tuple[nn.Module, tuple[int, ...] | None]":
+    """Return a bundled network and its input shape, or a network from a user's function."""
     from torch import nn
 
-    from pliant.hints import nearest
+    from pliant.experiment.user_code import is_user_function, load_function, make_absolute
     from pliant.nn.models import INPUT_SHAPES, MODELS
-    from pliant.own import anchored, is_own, own_function
+    from pliant.suggestions import did_you_mean
 
     if model in MODELS:
         return MODELS[model](), INPUT_SHAPES[model]
-    if not is_own(model):
+    if not is_user_function(model):
         raise ValueError(
-            f"unknown network {model!r}, and no file.py:function{nearest(model, MODELS)}"
+            f"unknown network {model!r}, and not file.py:function{did_you_mean(model, MODELS)}"
         )
-    net = own_function(anchored(model, Path()))()
+    net = load_function(make_absolute(model, Path()))()
     if not isinstance(net, nn.Module):
         raise ValueError(f"{model}: expected an nn.Module, got {type(net).__name__}")
     return net, None
 
 
-def parse(shape: str) -> tuple[int, ...]:
-    """Read a shape like 3,32,32."""
+def parse_shape(shape: str) -> tuple[int, ...]:
+    """Parse a shape like 3,32,32."""
     try:
         sizes = tuple(int(part) for part in shape.replace("x", ",").split(","))
     except ValueError:
@@ -113,13 +113,13 @@ def parse(shape: str) -> tuple[int, ...]:
     return sizes
 
 
-def _as_json(found: "Elastic") -> str:
+def _format_json(net: "Elastic") -> str:
     import msgspec
 
     rows = [
         {"layers": s.layers, "filters": s.filters, "macs": s.macs, "feeds": s.feeds}
-        for s in found.sites
+        for s in net.sites
     ]
-    dense = [{"value": d.value, "reader": d.reader, "why": d.why} for d in found.densities]
-    macs = {str(rate): found.macs(rate) for rate in (0.0, 0.25, 0.5)}
+    dense = [{"value": d.value, "reader": d.reader, "why": d.why} for d in net.dense_fallbacks]
+    macs = {str(rate): net.macs(rate) for rate in (0.0, 0.25, 0.5)}
     return msgspec.json.encode({"sites": rows, "macs": macs, "dense": dense}).decode()

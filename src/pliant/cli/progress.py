@@ -1,4 +1,4 @@
-"""A progress bar with an estimate on a terminal; plain lines, or nothing, elsewhere."""
+"""Progress bars on a terminal; plain lines or nothing elsewhere."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def bar(what: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """Show how much of `total` is done; what is yielded takes the new count.
+def show_bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar, and yield a function that sets the count.
 
-    Lines that are printed meanwhile appear above the bar. It is shown only where both outputs are
-    a terminal, so that a pipe gets lines and nothing else.
+    Printed lines appear above the bar. It is shown only if both outputs are a terminal, so that a
+    pipe receives nothing but lines.
     """
     if not (sys.stdout.isatty() and sys.stderr.isatty()):
         yield lambda count: None
@@ -26,23 +26,23 @@ def bar(what: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]
     )
 
     columns = (
-        TextColumn(what),
+        TextColumn(label),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(highlight=False)) as shown:
-        task = shown.add_task(what, total=total, completed=done)
-        yield lambda count: shown.update(task, completed=count)
+    with Progress(*columns, console=Console(highlight=False)) as bar:
+        task = bar.add_task(label, total=total, completed=done)
+        yield lambda count: bar.update(task, completed=count)
 
 
 @contextmanager
-def steps() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a job of named steps: a bar with the name of the current one, or a line for each.
+def show_steps() -> Iterator[Callable[[str, int, int], None]]:
+    """Show named steps as a bar, or as one line each.
 
-    What is yielded takes the step that comes next, how many are done, and how many there are.
+    Yield a function that takes the name of the next step, the steps done and their total.
     """
     if not (sys.stdout.isatty() and sys.stderr.isatty()):
         yield lambda text, done, total: _write(text)
@@ -51,9 +51,9 @@ def steps() -> Iterator[Callable[[str, int, int], None]]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(20), TimeRemainingColumn(), TextColumn("left, {task.description}"))
-    with Progress(*columns, console=Console(highlight=False), transient=True) as shown:
-        task = shown.add_task("", total=None)
-        yield lambda text, done, total: shown.update(
+    with Progress(*columns, console=Console(highlight=False), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda text, done, total: bar.update(
             task, description=text, completed=done, total=total
         )
 

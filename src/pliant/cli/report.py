@@ -1,4 +1,4 @@
-"""`pliant report`: one HTML file about runs, with pictures and tables beside it."""
+"""`pliant report`: write an HTML report on runs, with figures and tables."""
 
 import shlex
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def report(*runs: Path, out: Path | None = None, target: float = 0.9) -> None:
-    """Write a report about runs and print where it is.
+    """Write a report on runs and print its path.
 
     Example: pliant report runs/methods
 
@@ -15,13 +15,13 @@ def report(*runs: Path, out: Path | None = None, target: float = 0.9) -> None:
     Parameters
     ----------
     runs
-        Folders of runs, or folders that hold such folders.
+        Folders of runs, or folders that contain them.
     out
-        Folder of the report; RUN/report by default, or ./report for several folders.
+        Folder of the report; by default RUN/report, or ./report for several folders.
     target
-        The accuracy to which rounds and seconds are counted.
+        Accuracy for the columns that count rounds and seconds to the target.
     """
-    from pliant.cli.progress import steps
+    from pliant.cli.progress import show_steps
     from pliant.report.build import write_report
 
     if not runs:
@@ -30,6 +30,6 @@ def report(*runs: Path, out: Path | None = None, target: float = 0.9) -> None:
         raise ValueError(f"Expected a target accuracy above 0 and up to 1, got {target}")
     folder = out or (runs[0] / "report" if len(runs) == 1 else Path("report"))
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    with steps() as tell:
-        page = write_report(runs, folder, target=target, command=command, tell=tell)
+    with show_steps() as show_step:
+        page = write_report(runs, folder, target=target, command=command, on_progress=show_step)
     sys.stdout.write(f"{page}\n")

@@ -1,16 +1,18 @@
-"""`pliant run`: one experiment from its TOML file, or go on with one that was interrupted."""
+"""`pliant run`: run an experiment from its TOML file, or resume one."""
 
 import errno
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pliant.engine.ledger import RoundRecord
+    from pliant.experiment.config import Experiment
 
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def run(
@@ -30,104 +32,126 @@ def run(
     Parameters
     ----------
     spec
-        The experiment's TOML file.
+        TOML file of the experiment.
     overrides
-        key=value in the place of what the file says, like rounds=20 or fleet.size=50.
+        key=value pairs that override the file, like rounds=20 or fleet.size=50.
     out
-        Folder of the run; runs/NAME by default.
+        Folder of the run; by default runs/NAME.
     resume
-        Folder of a run to go on with, in the place of a file.
+        Folder of a run to resume, instead of a file.
     tensorboard
-        Write event files for TensorBoard too, into FOLDER/tensorboard.
+        Also write TensorBoard event files to FOLDER/tensorboard.
     json
-        One JSON record a round instead of a table.
+        Print one JSON record per round instead of a table.
     """
-    import msgspec
+    from pliant.experiment.build import build_experiment, run_experiment
+    from pliant.experiment.config import start_run
 
-    from pliant.cli.progress import bar
-    from pliant.experiment import begin, build, load_experiment, recall, records
-    from pliant.report.tensorboard import Board
-
-    if resume is not None and (overrides or (spec is not None and "=" in str(spec))):
-        raise ValueError("Expected no key=value with --resume: a run goes on as it began")
-    if (spec is None) == (resume is None):
-        raise ValueError("Expected either a TOML file or --resume FOLDER")
-    if resume is not None:
-        folder, experiment = resume, recall(resume)
-        if (folder / "service.json").exists():
-            raise ValueError(f"{folder} is a run on real devices: go on with `pliant server`")
-        net, data = build(experiment)
-    else:
-        assert spec is not None
-        experiment = load_experiment(spec, overrides)
-        folder = out or Path("runs") / spec.stem
-        net, data = build(experiment)  # before the folder: what cannot be built leaves none
-        begin(folder, experiment)
-    stop = _Stop()
-    rounds = records(
+    folder, experiment = _load_run(spec, overrides, out, resume)
+    net, data = build_experiment(experiment)
+    if resume is None:  # not earlier, so that an experiment that cannot be built leaves no folder
+        start_run(folder, experiment)
+    stop = _InterruptHandler()
+    rounds = run_experiment(
         experiment,
         net,
         data,
         workers=experiment.workers,
         folder=folder,
-        is_stopped=stop.asked,
+        is_stopped=stop.is_requested,
     )
-    go_on = f"go on with `pliant run --resume {folder}`"
-    last = None
-    board = Board(folder) if tensorboard else None
+    advice = f"resume with `pliant run --resume {folder}`"
+    board_folder = folder if tensorboard else None
     try:
-        with stop, bar("rounds", experiment.rounds) as show:
-            for last in rounds:
-                if json:
-                    sys.stdout.write(msgspec.json.encode(last).decode() + "\n")
-                else:
-                    sys.stdout.write(_line(last, experiment.rounds))
-                sys.stdout.flush()
-                show(last.round + 1)
-                if board:
-                    board.add(last)
+        with stop:
+            done = _show_rounds(rounds, experiment.rounds, board_folder, is_json=json)
     except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted; {go_on}\n")
+        sys.stderr.write(f"interrupted; {advice}\n")
         return 130
     except OSError as error:
-        if error.errno not in FULL_DISK:
+        if error.errno not in DISK_FULL_ERRNOS:
             raise
-        raise OSError(f"{error}; make room and {go_on}") from error
-    finally:
-        if board:
-            board.close()
-    if stop.asked() and (last is None or last.round + 1 < experiment.rounds):
-        sys.stderr.write(f"stopped; {go_on}\n")
+        raise OSError(f"{error}; free some space and {advice}") from error
+    if stop.is_requested() and (done is None or done < experiment.rounds):
+        sys.stderr.write(f"stopped; {advice}\n")
         return 130
     return 0
 
 
-def _line(record: "RoundRecord", rounds: int) -> str:
-    scored = "" if record.accuracy is None else f"  accuracy {record.accuracy:6.2%}"
+def _load_run(
+    spec: Path | None, overrides: tuple[str, ...], out: Path | None, resume: Path | None
+) -> "tuple[Path, Experiment]":
+    """Return the folder and the experiment of a new run or of one to resume."""
+    from pliant.deploy.constants import SETTINGS_FILE
+    from pliant.experiment.config import load_experiment, load_run_config
+
+    if resume is not None and (overrides or (spec is not None and "=" in str(spec))):
+        raise ValueError("Expected no key=value with --resume: a resumed run keeps its settings")
+    if (spec is None) == (resume is None):
+        raise ValueError("Expected either a TOML file or --resume FOLDER")
+    if spec is not None:
+        return out or Path("runs") / spec.stem, load_experiment(spec, overrides)
+    assert resume is not None
+    experiment = load_run_config(resume)
+    if (resume / SETTINGS_FILE).exists():
+        raise ValueError(f"{resume} is a run on real devices: resume it with `pliant server`")
+    return resume, experiment
+
+
+def _show_rounds(
+    records: "Iterable[RoundRecord]", rounds: int, board_folder: Path | None, *, is_json: bool
+) -> int | None:
+    """Print the rounds of a run, and return the number of the last one, if there is any."""
+    import msgspec
+
+    from pliant.cli.progress import show_bar
+    from pliant.report.tensorboard import TensorBoardWriter
+
+    done = None
+    board = TensorBoardWriter(board_folder) if board_folder is not None else None
+    try:
+        with show_bar("rounds", rounds) as show_count:
+            for record in records:
+                line = msgspec.json.encode(record).decode() + "\n"
+                sys.stdout.write(line if is_json else _format_round(record, rounds))
+                sys.stdout.flush()
+                done = record.round + 1
+                show_count(done)
+                if board:
+                    board.add(record)
+    finally:
+        if board:
+            board.close()
+    return done
+
+
+def _format_round(record: "RoundRecord", rounds: int) -> str:
+    accuracy = "" if record.accuracy is None else f"  accuracy {record.accuracy:6.2%}"
     loss = "" if record.loss is None else f"  loss {record.loss:.3f}"
     return (
         f"round {record.round + 1:>3}/{rounds}  {record.seconds:8.2f} s  "
-        f"{record.merged:>2}/{record.tasks} devices  used {record.utilisation:4.0%}{loss}{scored}\n"
+        f"{record.merged:>2}/{record.tasks} devices  used {record.utilisation:4.0%}"
+        f"{loss}{accuracy}\n"
     )
 
 
-class _Stop:
-    """The first Ctrl-C ends the run after its round, with a checkpoint; the second at once."""
+class _InterruptHandler:
+    """Stop after the round, with a checkpoint, on the first Ctrl-C; at once on the second."""
 
     def __init__(self) -> None:
-        self._is_asked = False
+        self._is_requested = False
 
-    def asked(self) -> bool:
-        return self._is_asked
+    def is_requested(self) -> bool:
+        return self._is_requested
 
     def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGINT, self._heard)
+        self._previous_handler = signal.signal(signal.SIGINT, self._handle_signal)
 
     def __exit__(self, *exception: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        signal.signal(signal.SIGINT, self._previous_handler)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        if self._is_asked:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._is_requested:
             raise KeyboardInterrupt
-        self._is_asked = True
-        sys.stderr.write("stopping after this round (Ctrl-C again: at once)\n")
+        self._is_requested = True
+        sys.stderr.write("stopping after this round (press Ctrl-C again to stop at once)\n")

@@ -1,4 +1,4 @@
-"""`pliant search`: find a table of rate vectors for a network, with its records and pictures."""
+"""`pliant search`: search for a table of rate vectors for a network."""
 
 import sys
 import time
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-EQUAL = 9  # vectors of equal rates in the picture
+UNIFORM_VECTORS = 9  # vectors of equal rates in the plot
 
 if TYPE_CHECKING:
-    from pliant.engine.search import Progress
-    from pliant.experiment import SearchRun
+    from pliant.experiment.config import SearchRun
+    from pliant.table_search.run import SearchProgress
 
 
 def search(
@@ -23,12 +23,12 @@ def search(
     uniform: bool = False,
     json: bool = False,
 ) -> int:
-    """Search for rate vectors; one that was interrupted goes on where it was.
+    """Search for rate vectors, or resume an interrupted search.
 
     Example: pliant search digits.toml search.seed=1
 
-    By the seconds of a step in the place of its MACs, with what `pliant bench profile` has written
-    (search.profile counts from the folder of the TOML file):
+    To count seconds per step instead of MACs, pass a profile written by `pliant bench profile`; its
+    path is relative to the TOML file:
     pliant search digits.toml search.cost=seconds search.profile=profile.json --out runs/seconds
     --records runs/search/digits
 
@@ -37,87 +37,91 @@ def search(
     spec
         A TOML file with the tables [network], [data] and [search].
     overrides
-        key=value in the place of what the file says, like search.fresh=10.
+        key=value pairs that override the file, like search.fresh_seeds=10.
     out
-        Folder of the search; runs/search/NAME by default.
+        Folder of the search; by default runs/search/NAME.
     records
-        Folder of another search, by another cost or algorithm: short trainings with the same
-        objective that are on record there are not done again.
+        Folder of a search with the same objective but another cost or algorithm; its short
+        trainings are reused.
     full
-        NSGA-II as in the paper, in the size that the file says, in the place of the fast search.
+        Run NSGA-II as in the paper instead of the fast search.
     pictures
-        Draw the front and the vectors too.
+        Also plot the front and the vectors.
     uniform
-        Measure equal rates too, to compare with in the picture of the front.
+        Also measure equal rates, for comparison in the plot of the front.
     json
-        JSON lines of progress instead of a bar.
+        Print progress as JSON lines instead of a bar.
     """
     from msgspec.structs import replace
 
-    from pliant.experiment import load_search
+    from pliant.experiment.config import load_search
 
     run = load_search(spec, overrides)
     if full:
-        run = replace(run, search=replace(run.search, by=run.search.full))
+        run = replace(run, search=replace(run.search, algorithm=run.search.full_algorithm))
     folder = out or Path("runs") / "search" / spec.stem
     try:
-        table = shown(run, folder, records=records, json=json)
+        table = run_search(run, folder, records_folder=records, is_json=json)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; the same command goes on from here\n")
+        sys.stderr.write("interrupted; run the same command to resume\n")
         return 130
     if pictures:
-        _draw(run, folder, uniform=uniform)
+        _draw_plots(run, folder, needs_uniform=uniform)
     if not json:
         sys.stdout.write(table)
         sys.stdout.write(f"wrote {folder / 'table.safetensors'}\n")
     return 0
 
 
-def shown(
-    run: "SearchRun", folder: Path, *, records: Path | None = None, json: bool = False
+def run_search(
+    run: "SearchRun", folder: Path, *, records_folder: Path | None = None, is_json: bool = False
 ) -> str:
-    """Search, or go on with a search, show how far it is, and return lines about the table."""
-    return _show(_explored(run, folder, records), json=json)
+    """Run or resume a search, show its progress, and return a text summary of the table."""
+    return _show_progress(_start_search(run, folder, records_folder), is_json=is_json)
 
 
-def _explored(run: "SearchRun", folder: Path, records: Path | None) -> "Iterator[Progress]":
+def _start_search(
+    run: "SearchRun", folder: Path, records_folder: Path | None
+) -> "Iterator[SearchProgress]":
     from functools import partial
 
     import msgspec
 
-    from pliant.engine.search import borrow, explore
-    from pliant.experiment import build_search
-    from pliant.record import begin
+    from pliant.experiment.build import build_search
+    from pliant.storage.run_dir import create_run_dir, read_config
+    from pliant.table_search.run import copy_trials, iter_search
     from pliant.value import decode, encode
 
-    net, proxy = build_search(run)  # before the folder: what cannot be built leaves none
-    asked = msgspec.structs.replace(run, workers=type(run).__struct_defaults__[-1])
+    net, proxy = build_search(run)  # may fail, so before creating the folder
+    saved = msgspec.structs.replace(run, workers=type(run).__struct_defaults__[-1])
     config = folder / "config.json"
     if not config.exists():
-        if records is not None:
-            borrow(records, folder)
-        begin(folder, encode(asked))
-    elif decode(msgspec.json.decode(config.read_bytes()), type(run)) != asked:
+        if records_folder is not None:
+            copy_trials(records_folder, folder)
+        create_run_dir(folder, encode(saved))
+    elif decode(read_config(folder), type(run)) != saved:
         raise ValueError(f"{folder} holds another search: choose another folder with --out")
-    return explore(
+    return iter_search(
         net,
         proxy,
         run.search,
         workers=run.workers,
         folder=folder,
-        source=partial(build_search, run),
+        make_inputs=partial(build_search, run),
     )
 
 
-def _show(steps: "Iterator[Progress]", *, json: bool) -> str:
+def _show_progress(steps: "Iterator[SearchProgress]", *, is_json: bool) -> str:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     last = None
-    if json or not sys.stderr.isatty():
-        begun = time.monotonic()
+    if is_json or not sys.stderr.isatty():
+        start = time.monotonic()
         for last in steps:
-            sys.stdout.write(_json(last) if json else _line(last, time.monotonic() - begun))
+            sys.stdout.write(
+                _format_json(last) if is_json else _format_progress(last, time.monotonic() - start)
+            )
             sys.stdout.flush()
     else:
         columns = (
@@ -150,54 +154,61 @@ def _show(steps: "Iterator[Progress]", *, json: bool) -> str:
     return head + "".join(lines)
 
 
-def _line(step: "Progress", seconds: float) -> str:
-    left = seconds * (step.expected - step.trainings) / max(1, step.trainings)
+def _format_progress(progress: "SearchProgress", seconds: float) -> str:
+    left = seconds * (progress.expected - progress.trainings) / max(1, progress.trainings)
     return (
-        f"{step.stage:8} {step.trainings:>6}/{step.expected} short trainings  "
-        f"hypervolume {step.hypervolume:.4f}  {seconds:8.0f} s, {left:8.0f} s left\n"
+        f"{progress.stage:8} {progress.trainings:>6}/{progress.expected} short trainings  "
+        f"hypervolume {progress.hypervolume:.4f}  {seconds:8.0f} s, {left:8.0f} s left\n"
     )
 
 
-def _json(step: "Progress") -> str:
+def _format_json(progress: "SearchProgress") -> str:
     import msgspec
 
-    plain = msgspec.to_builtins(msgspec.structs.replace(step, table=None))
+    plain = msgspec.to_builtins(msgspec.structs.replace(progress, table=None))
     return msgspec.json.encode(plain).decode() + "\n"
 
 
-def _draw(run: "SearchRun", folder: Path, *, uniform: bool) -> None:
-    """Draw the fronts and the vectors of a search that is done."""
+def _draw_plots(run: "SearchRun", folder: Path, *, needs_uniform: bool) -> None:
+    """Plot the fronts and the vectors of a finished search."""
     from functools import partial
 
     import numpy as np
 
-    from pliant.engine.search import TABLE, measured, tried
-    from pliant.experiment import build_search
-    from pliant.explore import load_table
-    from pliant.explore.pictures import Points, draw_fronts, draw_vectors
-    from pliant.rng import number
+    from pliant.analysis.search_plots import CostLossPoints, draw_search_fronts, draw_table_rates
+    from pliant.experiment.build import build_search
+    from pliant.nn.table_file import load_table
+    from pliant.rng import derive_seed
+    from pliant.table_search.run import TABLE_FILE, load_trial_points, measure_vectors
 
-    table = load_table(folder / TABLE)
+    table = load_table(folder / TABLE_FILE)
     net, proxy = build_search(run)
     shares, gains = np.asarray(table.shares), np.asarray(table.gains)
     spread = max(gains[-1] - gains[0], 1e-9)
     costs = (shares - shares[0]) / (shares[-1] - shares[0])
-    lines = [Points("table, at fresh seeds", costs, (gains[-1] - gains) / spread)]
-    if uniform:
-        how = run.search
-        seeds = tuple(number(how.objective.seed, "fresh", place) for place in range(how.fresh))
-        rates = np.linspace(0.0, how.highest, EQUAL)[:, None] * np.ones((1, len(table.rates[0])))
-        found = measured(
+    lines = [CostLossPoints("table, at fresh seeds", costs, (gains[-1] - gains) / spread)]
+    if needs_uniform:
+        settings = run.search
+        seeds = tuple(
+            derive_seed(settings.objective.seed, "fresh", index)
+            for index in range(settings.fresh_seeds)
+        )
+        rates = np.linspace(0.0, settings.highest_rate, UNIFORM_VECTORS)[:, None] * np.ones(
+            (1, len(table.rates[0]))
+        )
+        uniform = measure_vectors(
             net,
             proxy,
-            how,
+            settings,
             rates,
             seeds,
             workers=run.workers,
             folder=folder / "uniform",
-            source=partial(build_search, run),
+            make_inputs=partial(build_search, run),
         )
-        lines.append(Points("equal rates, at fresh seeds", found[:, 0], found[:, 1]))
-    points = tried(net, proxy, run.search, folder)
-    draw_fronts(folder / "front.png", Points("tried", points[:, 0], points[:, 1]), lines)
-    draw_vectors(folder / "vectors.png", table)
+        lines.append(CostLossPoints("equal rates, at fresh seeds", uniform[:, 0], uniform[:, 1]))
+    points = load_trial_points(net, proxy, run.search, folder)
+    draw_search_fronts(
+        folder / "front.png", CostLossPoints("tried", points[:, 0], points[:, 1]), lines
+    )
+    draw_table_rates(folder / "vectors.png", table)

@@ -1,4 +1,4 @@
-"""`pliant server`: an experiment on real devices."""
+"""`pliant server`: run an experiment on real devices."""
 
 import logging
 import sys
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from pliant.deploy.federation import Federation
-    from pliant.deploy.server import Server
-    from pliant.deploy.service import Service
-    from pliant.deploy.split_server import SplitServer
+    from pliant.deploy.settings import ServerSettings
+    from pliant.deploy.supervise.federation import Federation
+    from pliant.deploy.supervise.server import FlowerServerSupervisor
+    from pliant.deploy.supervise.split_server import SplitServerSupervisor
     from pliant.engine.ledger import RoundRecord
-    from pliant.experiment import Experiment
+    from pliant.experiment.config import Experiment
 
-Squeeze = Literal["plain", "fp16", "int8", "topk"]
+CompressionName = Literal["plain", "fp16", "int8", "topk"]
 
 
 def server(
@@ -28,160 +28,172 @@ def server(
     out: Path | None = None,
     allowance: float = 15.0,
     patience: float = 120.0,
-    squeeze: Squeeze = "plain",
-    pace: Literal["measured", "fleet"] = "measured",
+    compress: CompressionName = "plain",
+    pace: Literal["measured", "simulated"] = "measured",
 ) -> int:
-    """Run an experiment on devices that connect to this machine, or go on with it.
+    """Run or resume an experiment on devices that connect to this machine.
 
     Example: pliant server digits.toml --keys keys --host 0.0.0.0
 
     Parameters
     ----------
     spec
-        The experiment's TOML file; `fleet.size` is the number of devices, `fleet.round_seconds` the
-        time that each has for a round.
+        TOML file of the experiment; `fleet.size` is the number of devices, `fleet.round_seconds`
+        the time that each has in a round.
     overrides
-        key=value in the place of what the file says, like rounds=20 or fleet.round_seconds=60.
+        key=value pairs that override the file, like rounds=20 or fleet.round_seconds=60.
     keys
-        Folder that `pliant deploy init` has made.
+        Folder made by `pliant deploy init`.
     insecure
-        Neither TLS nor keys; on loopback only.
+        Use neither TLS nor keys; only on loopback.
     host
-        Address to listen at.
+        Address to listen on.
     port
-        Port to listen at.
+        Port to listen on.
     out
-        Folder of the run; runs/NAME by default. If it holds this run already, it goes on.
+        Folder of the run; by default runs/NAME. If it already holds this run, the run resumes.
     allowance
-        Seconds for transport, beyond a device's own time; with a split method, seconds without a
-        word from a device after which the round goes on without it.
+        Seconds for transport, in addition to a device's own time; with a split method, seconds of
+        silence after which the round continues without a device.
     patience
         Seconds to wait for devices at the start; later rounds wait for `allowance`.
-    squeeze
-        How devices make their updates smaller: plain, fp16, int8 or topk (a tenth of the entries).
+    compress
+        Compression of the devices' updates; topk sends a tenth of the entries.
     pace
-        What devices follow: what they measure, or, to rehearse, the fleet of the file.
+        Let devices pace themselves by measured speed, or simulate the fleet of the file.
     """
-    from pliant.deploy.federation import open_run, serving
-    from pliant.deploy.keys import need_fleet
-    from pliant.experiment import load_experiment
+    from pliant.deploy.security.certificates import check_fleet_keys
+    from pliant.deploy.supervise.federation import open_run, select_server_class
+    from pliant.experiment.config import load_experiment
 
     if (keys is None) != insecure:
         raise ValueError("Expected either --keys FOLDER (see `pliant deploy init`) or --insecure")
     experiment = load_experiment(spec, overrides)
-    need_devices(experiment, experiment.fleet.size)
+    check_experiment(experiment, experiment.fleet.size)
     if keys is not None:
-        need_fleet(keys, experiment.fleet.size)
+        check_fleet_keys(keys, experiment.fleet.size)
     folder = out or Path("runs") / spec.stem
-    service = service_of(allowance, patience, squeeze, pace)
-    running = serving(experiment)(folder, service, host=host, port=port, keys=keys)
-    open_run(folder, experiment)  # last: what cannot be served leaves no folder
-    return shown(running, experiment, folder, place(host, port, keys))
+    settings = make_server_settings(allowance, patience, compress, pace)
+    server_class = select_server_class(experiment)
+    supervisor = server_class(folder, settings, host=host, port=port, keys=keys)
+    open_run(folder, experiment)  # last, so that a failed start leaves no folder
+    return show_rounds(supervisor, experiment, folder, format_address(host, port, keys))
 
 
-def need_devices(experiment: "Experiment", count: int) -> None:
-    """Build what an experiment describes, so that what cannot be run leaves no folder."""
-    from pliant.engine.split import session_of
-    from pliant.experiment import build
+def check_experiment(experiment: "Experiment", count: int) -> None:
+    """Build an experiment once, to find errors before creating a folder."""
+    from pliant.engine.split_loop import build_session
+    from pliant.experiment.build import build_experiment
     from pliant.split import AnySplit
 
-    net, data = build(experiment)
+    net, data = build_experiment(experiment)
     method = experiment.method
     if isinstance(method, AnySplit):
         if count != len(data):
-            raise ValueError(f"Expected {len(data)} devices, one a client of the data, got {count}")
-        session_of(method, net, data, experiment.fleet, experiment.seed, only=0)
+            raise ValueError(
+                f"Expected {len(data)} devices, one per client of the data, got {count}"
+            )
+        build_session(method, net, data, experiment.fleet, experiment.seed, only_client=0)
 
 
-def service_of(
-    allowance: float, patience: float, squeeze: Squeeze, pace: Literal["measured", "fleet"]
-) -> "Service":
-    """Return how the server runs its rounds."""
-    from pliant.deploy.service import Service
+def make_server_settings(
+    allowance: float,
+    patience: float,
+    compress: CompressionName,
+    pace: Literal["measured", "simulated"],
+) -> "ServerSettings":
+    """Return the settings of the server."""
+    from pliant.deploy.settings import ServerSettings
     from pliant.value import decode
 
-    told = {"allowance": allowance, "patience": patience, "pace": pace}
-    return decode(told | {"squeeze": {"type": squeeze}}, Service)
+    raw = {"allowance": allowance, "patience": patience, "pace": pace}
+    return decode(raw | {"compression": {"type": compress}}, ServerSettings)
 
 
-def place(host: str, port: int, keys: Path | None) -> str:
-    """Return where a server listens, as one reads it."""
+def format_address(host: str, port: int, keys: Path | None) -> str:
+    """Return the server's address for display."""
     return f"{host}:{port} ({'no TLS' if keys is None else 'TLS'})"
 
 
-def shown(
-    running: "Server | SplitServer | Federation", experiment: "Experiment", folder: Path, where: str
+def show_rounds(
+    supervisor: "FlowerServerSupervisor | SplitServerSupervisor | Federation",
+    experiment: "Experiment",
+    folder: Path,
+    address: str,
 ) -> int:
-    """Show the rounds of a run until its end."""
-    from pliant.deploy.processes import kept
+    """Run the supervisor and print the rounds until the run ends."""
+    from pliant.deploy.supervise.child_process import run_supervisor
     from pliant.split import AnySplit
 
     logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
-    logging.getLogger("pliant").setLevel(logging.INFO)  # who has come
+    logging.getLogger("pliant").setLevel(logging.INFO)  # shows connecting devices
     is_split, size = isinstance(experiment.method, AnySplit), experiment.fleet.size
-    wanted = size if is_split else min(size, experiment.rules.selected(experiment.per_round))
+    expected = (
+        size if is_split else min(size, experiment.rules.selection_size(experiment.per_round))
+    )
     try:
-        with kept(running):
-            _say(f"listening at {where}, waiting for {wanted} device{'s' * (wanted > 1)}\n")
-            for text in lines(
-                running.watch(), folder, rounds=experiment.rounds, is_tried_again=not is_split
+        with run_supervisor(supervisor):
+            _print(f"listening on {address}, waiting for {expected} device{'s' * (expected > 1)}\n")
+            for text in format_rounds(
+                supervisor.watch(), folder, rounds=experiment.rounds, is_retried=not is_split
             ):
-                _say(text)
+                _print(text)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; the same command goes on\n")
+        sys.stderr.write("interrupted; run the same command to resume\n")
         return 130
-    _say(f"the run is in {folder}\n")
+    _print(f"the run is saved in {folder}\n")
     return 0
 
 
-def lines(
-    records: "Iterable[RoundRecord]", folder: Path, *, rounds: int, is_tried_again: bool
+def format_rounds(
+    records: "Iterable[RoundRecord]", folder: Path, *, rounds: int, is_retried: bool
 ) -> Iterator[str]:
-    """Yield what is shown of rounds; why a task was in vain is told once for each reason.
+    """Yield the lines that describe rounds; each reason for a lost task is given once.
 
-    A round that came to nothing is tried again, unless the method splits the network; it then has
-    the number of the round that it was to be.
+    A round that merged no update keeps its number and is tried again, unless the method splits the
+    network.
     """
-    told: set[str] = set()
+    seen: set[str] = set()
     merged = 0
     for record in records:
         merged += record.merged > 0
         number = record.round + 1
-        if is_tried_again:
+        if is_retried:
             number = merged + (not record.merged)
         head = f"round {number:>3}/{rounds}"
         if record.merged:
-            yield head + _sums(record)
-            for reason in sorted(set(_reasons(record, folder)) - told):
-                told.add(reason)
+            yield head + _format_round(record)
+            for reason in sorted(set(_list_reasons(record, folder)) - seen):
+                seen.add(reason)
                 yield f"    {reason}\n"
         else:
-            why = "; ".join(f"{count} {end}" for end, count in _ends(record, folder).most_common())
-            again = "; again from the same network" if is_tried_again else ""
-            yield f"{head} came to nothing ({why}){again}\n"
+            counts = _count_outcomes(record, folder).most_common()
+            outcomes = "; ".join(f"{count} {outcome}" for outcome, count in counts)
+            retry = "; retrying from the same network" if is_retried else ""
+            yield f"{head} merged no update ({outcomes}){retry}\n"
 
 
-def _sums(record: "RoundRecord") -> str:
-    scored = "" if record.accuracy is None else f"  accuracy {record.accuracy:6.2%}"
+def _format_round(record: "RoundRecord") -> str:
+    accuracy = "" if record.accuracy is None else f"  accuracy {record.accuracy:6.2%}"
     loss = "" if record.loss is None else f"  loss {record.loss:.3f}"
-    ends = ", ".join(f"{count} {end}" for end, count in record.ends.items())
-    return f"  {record.seconds:8.2f} s  {ends}{loss}{scored}\n"
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in record.outcomes.items())
+    return f"  {record.seconds:8.2f} s  {outcomes}{loss}{accuracy}\n"
 
 
-def _reasons(record: "RoundRecord", folder: Path) -> Iterator[str]:
-    if record.merged < record.tasks:  # the file is read only where something went wrong
-        yield from (end for end in _ends(record, folder) if ":" in end)
+def _list_reasons(record: "RoundRecord", folder: Path) -> Iterator[str]:
+    if record.merged < record.tasks:  # read the file only if a task was lost
+        yield from (outcome for outcome in _count_outcomes(record, folder) if ":" in outcome)
 
 
-def _ends(record: "RoundRecord", folder: Path) -> Counter[str]:
-    """Return how the tasks of a round ended, with their reasons, which only the file has."""
+def _count_outcomes(record: "RoundRecord", folder: Path) -> Counter[str]:
+    """Count the outcomes of a round's tasks with their reasons, which only the file has."""
     from pliant.engine.ledger import TaskRecord
-    from pliant.engine.store import events
+    from pliant.engine.run_store import read_records
 
-    tasks = (found for found in events(folder) if isinstance(found, TaskRecord))
-    return Counter(" ".join(task.end.split()) for task in tasks if task.round == record.round)
+    tasks = (task for task in read_records(folder) if isinstance(task, TaskRecord))
+    return Counter(" ".join(task.outcome.split()) for task in tasks if task.round == record.round)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()

@@ -1,1 +1,1 @@
-"""The dashboard: runs in the browser, while they go on."""
+"""The dashboard: follow runs in the browser."""

@@ -1,7 +1,7 @@
-"""The server of the dashboard: one page, its data as JSON, and news as server-sent events.
+"""Serve the dashboard: one page, its data as JSON, and updates as server-sent events.
 
-The page says how much it knows, in the id of the last event that it got; a server that was started
-anew reads the files once and goes on from there.
+The page sends back the id of its last event, which encodes what it knows; a restarted server reads
+the files once and resumes from there.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from pliant.dashboard.door import Door
-from pliant.dashboard.fold import Fold
-from pliant.dashboard.shelf import Shelf
-from pliant.dashboard.trials import Search
+from pliant.dashboard.auth import AuthMiddleware
+from pliant.dashboard.run_index import RunIndex
+from pliant.dashboard.run_view import RunView
+from pliant.dashboard.search_view import SearchView
 
 PAGES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -32,195 +32,211 @@ PAGES = {
     "/chart.js": ("chart.js", "text/javascript; charset=utf-8"),
     "/timeline.js": ("timeline.js", "text/javascript; charset=utf-8"),
 }
-PAUSE = 0.5  # seconds between looks at runs that go on
-WALK = 8  # looks between walks through the whole folder
-TICKED = 32  # runs of one page
+POLL_SECONDS = 0.5  # between scans of unfinished runs
+FULL_SCAN_EVERY = 8  # every n-th scan walks the whole folder
+MAX_SELECTED_RUNS = 32  # per page
 T = TypeVar("T")
 
 
-class News:
-    """The shelf and when it was last looked at; many pages share one look."""
+class RunWatcher:
+    """The index of runs with its last scan, shared by all pages."""
 
-    def __init__(self, folder: Path, is_over: Callable[[], bool] = lambda: False) -> None:
-        self.shelf = Shelf(folder)
-        self.is_over = is_over
-        self.epoch = token_hex(4)  # versions of another server mean nothing here
+    def __init__(self, folder: Path, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        self.index = RunIndex(folder)
+        self.is_stopping = is_stopping
+        self.epoch = token_hex(4)  # versions are only valid within one server process
         self._lock = asyncio.Lock()
-        self._looks = 0
-        self._last = -PAUSE
+        self._scan_count = 0
+        self._last_scan = -POLL_SECONDS
 
     async def refresh(self) -> None:
-        """Look again, unless that was done a moment ago."""
+        """Scan again, unless the last scan was a moment ago."""
         async with self._lock:
             now = asyncio.get_running_loop().time()
-            if now - self._last < PAUSE / 2:
+            if now - self._last_scan < POLL_SECONDS / 2:
                 return
-            is_walk = self._looks % WALK == 0
-            self._looks += 1
-            await asyncio.to_thread(self.shelf.scan, anew=is_walk)
-            self._last = asyncio.get_running_loop().time()
+            is_full = self._scan_count % FULL_SCAN_EVERY == 0
+            self._scan_count += 1
+            await asyncio.to_thread(self.index.scan, full=is_full)
+            self._last_scan = asyncio.get_running_loop().time()
 
-    async def alone(self, work: Callable[[], T]) -> T:
-        """Do something with what the shelf holds, in a thread, while nobody else does."""
+    async def run_exclusively(self, function: Callable[[], T]) -> T:
+        """Run a function in a thread with exclusive access to the index."""
         async with self._lock:
-            return await asyncio.to_thread(work)
+            return await asyncio.to_thread(function)
 
-    async def caught_up(self, fold: Fold | Search) -> None:
-        """Read all that is there, part by part: others are served in between."""
-        while await self.alone(fold.feed):
+    async def read_all(self, view: RunView | SearchView) -> None:
+        """Read a view's file to its end, chunk by chunk, so that other pages are served between."""
+        while await self.run_exclusively(view.read_more):
             pass
 
 
-def application(
-    folder: Path, token: str | None = None, is_over: Callable[[], bool] = lambda: False
+def make_app(
+    folder: Path, token: str | None = None, is_stopping: Callable[[], bool] = lambda: False
 ) -> Starlette:
-    """Return the dashboard of a folder; with a token only those who show it are let in.
+    """Make the dashboard of a folder; with a token, only requests that carry it are served.
 
-    Pages listen for as long as they like: `is_over` tells when the server wants to end.
+    Pages listen indefinitely: `is_stopping` tells them when the server wants to stop.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: expected a folder of runs")
-    news = News(folder, is_over)
-    static = files("pliant.dashboard").joinpath("static")
-    pages = {
-        path: (static.joinpath(name).read_bytes(), kind) for path, (name, kind) in PAGES.items()
-    }
-
-    async def page(request: Request) -> Response:
-        body, kind = pages[request.url.path]
-        return Response(body, headers={"content-type": kind})
-
-    async def runs(request: Request) -> Response:
-        await news.refresh()
-        return _json(_list(news, 0))
-
-    async def stream(request: Request) -> Response:
-        names = request.query_params.getlist("run")[:TICKED]
-        known = request.headers.get("last-event-id") or request.query_params.get("since", "")
-        return StreamingResponse(
-            _events(news, names, known),
-            headers={"content-type": "text/event-stream; charset=utf-8", "x-accel-buffering": "no"},
-        )
-
-    async def timeline(request: Request) -> Response:
-        query = request.query_params
-        last, count = (
-            _number(query.get(key), usual) for key, usual in (("last", 1 << 40), ("count", 3))
-        )
-        try:
-            fold = news.shelf.fold(query.get("run", ""))
-            if isinstance(fold, Search):
-                raise LookupError("a search has no timeline")
-            await news.caught_up(fold)
-            return _json(await news.alone(partial(fold.timeline, last, min(count, 12))))
-        except (LookupError, OSError):
-            return Response("404: no such run\n", status_code=404)
-
-    async def config(request: Request) -> Response:
-        try:
-            return _json(news.shelf.config(request.query_params.get("run", "")))
-        except LookupError:
-            return Response("404: no such run\n", status_code=404)
+    watcher = RunWatcher(folder, is_stopping)
 
     @asynccontextmanager
-    async def begun(app: Starlette) -> AsyncIterator[None]:
-        first = asyncio.create_task(news.refresh())  # before the first page asks
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        first_scan = asyncio.create_task(watcher.refresh())  # before the first request
         yield
-        first.cancel()
+        first_scan.cancel()
 
     return Starlette(
-        lifespan=begun,
+        lifespan=lifespan,
         routes=[
-            *(Route(path, page) for path in PAGES),
-            Route("/api/runs", runs),
-            Route("/api/stream", stream),
-            Route("/api/timeline", timeline),
-            Route("/api/config", config),
+            *_make_page_routes(),
+            Route("/api/runs", partial(_serve_runs, watcher)),
+            Route("/api/stream", partial(_serve_stream, watcher)),
+            Route("/api/timeline", partial(_serve_timeline, watcher)),
+            Route("/api/config", partial(_serve_config, watcher)),
         ],
-        middleware=[Middleware(Door, token=token)],
+        middleware=[Middleware(AuthMiddleware, token=token)],
     )
 
 
-def _number(text: str | None, usual: int) -> int:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else usual
+def _make_page_routes() -> list[Route]:
+    static = files("pliant.dashboard").joinpath("static")
+    pages = {
+        path: (static.joinpath(name).read_bytes(), media_type)
+        for path, (name, media_type) in PAGES.items()
+    }
+
+    async def serve_page(request: Request) -> Response:
+        body, media_type = pages[request.url.path]
+        return Response(body, headers={"content-type": media_type})
+
+    return [Route(path, serve_page) for path in PAGES]
 
 
-def _json(value: Any) -> Response:
+async def _serve_runs(watcher: RunWatcher, request: Request) -> Response:
+    await watcher.refresh()
+    return _make_json_response(_list_runs(watcher, 0))
+
+
+async def _serve_stream(watcher: RunWatcher, request: Request) -> Response:
+    names = request.query_params.getlist("run")[:MAX_SELECTED_RUNS]
+    last_event_id = request.headers.get("last-event-id") or request.query_params.get("since", "")
+    return StreamingResponse(
+        _stream_events(watcher, names, last_event_id),
+        headers={"content-type": "text/event-stream; charset=utf-8", "x-accel-buffering": "no"},
+    )
+
+
+async def _serve_timeline(watcher: RunWatcher, request: Request) -> Response:
+    query = request.query_params
+    last, count = _parse_number(query.get("last"), 1 << 40), _parse_number(query.get("count"), 3)
+    try:
+        view = watcher.index.get_view(query.get("run", ""))
+        if isinstance(view, SearchView):
+            raise LookupError("a search has no timeline")
+        await watcher.read_all(view)
+        timeline = await watcher.run_exclusively(partial(view.read_timeline, last, min(count, 12)))
+        return _make_json_response(timeline)
+    except (LookupError, OSError):
+        return Response("404: no such run\n", status_code=404)
+
+
+async def _serve_config(watcher: RunWatcher, request: Request) -> Response:
+    try:
+        return _make_json_response(watcher.index.read_config(request.query_params.get("run", "")))
+    except LookupError:
+        return Response("404: no such run\n", status_code=404)
+
+
+def _parse_number(text: str | None, default: int) -> int:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else default
+
+
+def _make_json_response(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _list(news: News, since: int) -> dict[str, Any]:
-    shelf = news.shelf
-    runs = shelf.summaries(since)
-    return {"since": f"{news.epoch}.{shelf.version}.", "count": len(shelf), "runs": runs}
+def _list_runs(watcher: RunWatcher, since: int) -> dict[str, Any]:
+    index = watcher.index
+    runs = index.list_summaries(since)
+    return {"since": f"{watcher.epoch}.{index.version}.", "count": len(index), "runs": runs}
 
 
-async def _events(news: News, names: Sequence[str], known: str) -> AsyncIterator[bytes]:
-    """Yield events for one page, for as long as it listens.
+async def _stream_events(
+    watcher: RunWatcher, names: Sequence[str], last_event_id: str
+) -> AsyncIterator[bytes]:
+    """Yield events for one page, as long as it listens.
 
-    An id is the server's epoch, the version of the list, and how many rounds of each run are known.
+    An event id consists of the server's epoch, the version of the list, and how many rounds of each
+    run the page knows.
     """
-    epoch, version, counts = _parsed(news, known, len(names))
-    places = dict(zip(names, counts, strict=True))
+    epoch, version, counts = _parse_event_id(watcher, last_event_id, len(names))
+    known_counts = dict(zip(names, counts, strict=True))
     yield b"retry: 1000\n\n"
-    quiet = 0
-    while not news.is_over():
-        await news.refresh()
-        told = False
-        if news.shelf.version > version or not epoch:
-            listed = _list(news, version)
-            version, epoch = news.shelf.version, news.epoch
-            yield _event("runs", listed, _id(news, version, places))
-            told = True
+    idle_polls = 0
+    while not watcher.is_stopping():
+        await watcher.refresh()
+        idle_polls += 1
+        if watcher.index.version > version or not epoch:
+            runs = _list_runs(watcher, version)
+            version, epoch = watcher.index.version, watcher.epoch
+            yield _format_event("runs", runs, _format_event_id(watcher, version, known_counts))
+            idle_polls = 0
         for name in names:
-            async for kind, message in _grown(news, name, places):
-                yield _event(kind, message, _id(news, version, places))
-                told = True
-        quiet = 0 if told else quiet + 1
-        if quiet % 30 == 29:
-            yield b": still here\n\n"  # a page that is gone is noticed by this
-        await asyncio.sleep(PAUSE)
+            async for kind, message in _iter_updates(watcher, name, known_counts):
+                yield _format_event(kind, message, _format_event_id(watcher, version, known_counts))
+                idle_polls = 0
+        if idle_polls % 30 == 29:
+            yield b": still here\n\n"  # detects a page that is gone
+        await asyncio.sleep(POLL_SECONDS)
 
 
-async def _grown(
-    news: News, name: str, places: dict[str, int]
+async def _iter_updates(
+    watcher: RunWatcher, name: str, known_counts: dict[str, int]
 ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Yield what is new of one run; of a long file the last part comes when all was read."""
+    """Yield what the page does not know of a run, once its file was read to the end."""
     try:
-        fold = news.shelf.fold(name)
-        await news.caught_up(fold)
+        view = watcher.index.get_view(name)
+        await watcher.read_all(view)
     except (LookupError, OSError):
         return
-    known, told = await news.alone(partial(_since, fold, places[name]))
-    if known != places[name] or known < told["known"]:
-        places[name] = told["known"]
-        yield "front" if isinstance(fold, Search) else "rounds", {"run": name} | told
+    collect = partial(_collect_update, view, known_counts[name])
+    update = await watcher.run_exclusively(collect)
+    if update["from"] != known_counts[name] or update["from"] < update["known"]:
+        known_counts[name] = update["known"]
+        yield "front" if isinstance(view, SearchView) else "rounds", {"run": name} | update
 
 
-def _since(fold: Fold | Search, known: int) -> tuple[int, dict[str, Any]]:
-    """Return what is new and from where on: from 0 if a run went back to its last checkpoint."""
-    known = 0 if known > len(fold) else known
-    news = fold.shown() if isinstance(fold, Search) else {"columns": fold.since(known)}
-    return known, {"from": known, "known": len(fold)} | news
+def _collect_update(view: RunView | SearchView, known_count: int) -> dict[str, Any]:
+    """Return what is new after `known_count` rounds; all if the run went back to a checkpoint."""
+    first = 0 if known_count > len(view) else known_count
+    data = (
+        view.get_front_data()
+        if isinstance(view, SearchView)
+        else {"columns": view.get_columns_since(first)}
+    )
+    return {"from": first, "known": len(view)} | data
 
 
-def _parsed(news: News, known: str, count: int) -> tuple[str, int, list[int]]:
-    epoch, _, rest = known.partition(".")
+def _parse_event_id(watcher: RunWatcher, event_id: str, count: int) -> tuple[str, int, list[int]]:
+    epoch, _, rest = event_id.partition(".")
     version, _, listed = rest.partition(".")
-    counts = [_number(part, 0) for part in listed.split("-")] if listed else []
+    counts = [_parse_number(part, 0) for part in listed.split("-")] if listed else []
     counts = counts if len(counts) == count else [0] * count
-    if epoch != news.epoch:  # the list comes anew; of the runs only what is new
+    if epoch != watcher.epoch:  # resend the list, but only new rounds of the runs
         return "", 0, counts
-    return epoch, _number(version, 0), counts
+    return epoch, _parse_number(version, 0), counts
 
 
-def _id(news: News, version: int, places: dict[str, int]) -> str:
-    return f"{news.epoch}.{version}." + "-".join(map(str, places.values()))
+def _format_event_id(watcher: RunWatcher, version: int, known_counts: dict[str, int]) -> str:
+    return f"{watcher.epoch}.{version}." + "-".join(map(str, known_counts.values()))
 
 
-def _event(kind: str, value: Any, identity: str) -> bytes:
+def _format_event(kind: str, value: Any, event_id: str) -> bytes:
     return b"event: %b\nid: %b\ndata: %b\n\n" % (
         kind.encode(),
-        identity.encode(),
+        event_id.encode(),
         msgspec.json.encode(value),
     )

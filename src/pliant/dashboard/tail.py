@@ -1,63 +1,64 @@
-"""Following a growing file of JSON lines: what is new since the last look, and nothing twice."""
+"""Follow a growing file of JSON lines: read each complete line once."""
 
 import os
 from pathlib import Path
 
-CHUNK = 1 << 22  # bytes of one look
-MARK = 64  # bytes before the place where reading goes on, to see that they are still the same
+CHUNK_BYTES = 1 << 22
+MARKER_BYTES = 64  # before the offset, compared to detect that the file was rewritten
 
 
-class Tail:
-    """The place in a file up to which its whole lines were read.
+class FileTail:
+    """The offset up to which the complete lines of a file were read.
 
-    A run that goes on after a kill cuts its file back to the last checkpoint and writes anew: then
-    the bytes before the place differ or are gone, and reading begins at the start again.
+    A resumed run truncates its file to the last checkpoint and writes on: then the bytes before the
+    offset differ or are gone, and reading restarts at 0.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
-        self._mark = b""
+        self._marker = b""
 
-    def look(self, most: int = CHUNK) -> tuple[bool, bytes]:
-        """Return whether the file was cut back, and the next whole lines, about `most` bytes."""
+    def read_new_lines(self, max_bytes: int = CHUNK_BYTES) -> tuple[bool, bytes]:
+        """Return whether the file was truncated, and the next complete lines, about `max_bytes`."""
         try:
-            file = open_plain(self.path)
+            file = open_no_follow(self.path)
         except FileNotFoundError:
-            was, self.offset, self._mark = self.offset, 0, b""
-            return was > 0, b""
+            is_cut, self.offset, self._marker = self.offset > 0, 0, b""
+            return is_cut, b""
         with os.fdopen(file, "rb") as stream:
             size = os.fstat(stream.fileno()).st_size
-            is_cut = self._is_cut(stream.fileno(), size)
+            is_cut = self._is_truncated(stream.fileno(), size)
             if is_cut:
-                self.offset, self._mark = 0, b""
+                self.offset, self._marker = 0, b""
             stream.seek(self.offset)
-            text = stream.read(most)
+            text = stream.read(max_bytes)
             end = text.rfind(b"\n") + 1
-            while not end and self.offset + len(text) < size:  # a line that is longer than a look
-                more = stream.read(most)
+            while not end and self.offset + len(text) < size:  # a line longer than `max_bytes`
+                more = stream.read(max_bytes)
                 if not more:
                     break
                 text += more
                 end = text.rfind(b"\n") + 1
         self.offset += end
         if end:
-            self._mark = (self._mark + text[max(0, end - MARK) : end])[-MARK:]
+            self._marker = (self._marker + text[max(0, end - MARKER_BYTES) : end])[-MARKER_BYTES:]
         return is_cut, text[:end]
 
-    def _is_cut(self, file: int, size: int) -> bool:
+    def _is_truncated(self, descriptor: int, size: int) -> bool:
         if size < self.offset:
             return True
-        return os.pread(file, len(self._mark), self.offset - len(self._mark)) != self._mark
+        start = self.offset - len(self._marker)
+        return os.pread(descriptor, len(self._marker), start) != self._marker
 
 
-def open_plain(path: Path) -> int:
-    """Open a file for reading; a symbolic link in its place is refused."""
+def open_no_follow(path: Path) -> int:
+    """Open a file for reading; refuse a symbolic link."""
     return os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
 
 
-def read_part(path: Path, start: int, end: int) -> bytes:
-    """Return some bytes of a file."""
-    with os.fdopen(open_plain(path), "rb") as stream:
+def read_range(path: Path, start: int, end: int) -> bytes:
+    """Return the bytes of a file from start to end."""
+    with os.fdopen(open_no_follow(path), "rb") as stream:
         stream.seek(start)
         return stream.read(end - start)

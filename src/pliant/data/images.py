@@ -1,4 +1,4 @@
-"""Labelled images as one value: bytes in memory, normalised floats on the way to the network."""
+"""Labelled images, stored as bytes and normalised to floats on access."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Indices = NDArray[np.int64]
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std, one number a channel
+ChannelStatistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std per channel
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
-    """Images, their labels, and what is needed to normalise them.
+class ImageDataset:
+    """Images with their labels and normalisation statistics.
 
-    uint8 pixels count from 0 to 255 and `mean` and `std` are those of pixels / 255; pixels that the
-    user gives as floats are used as they are, with `mean` and `std` in their own unit.
+    For uint8 pixels `mean` and `std` are those of pixels / 255; for float pixels they are in the
+    unit of the pixels.
 
     >>> import torch
     >>> import pliant as pl
-    >>> images = pl.Images.from_tensors(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 0, 1]))
+    >>> images = pl.ImageDataset.from_tensors(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 0, 1]))
     >>> len(images), images.classes, images.shape
     (4, 2, (1, 8, 8))
     """
@@ -31,12 +31,12 @@ class Images:
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    groups: Tensor | None = None  # (n,), int64: who made each image
+    groups: Tensor | None = None  # (n,), int64: the writer or user of each image
     name: str = "images"
-    by_group: tuple[Statistics, ...] = ()  # one for each group, in the place of mean and std
+    group_statistics: tuple[ChannelStatistics, ...] = ()  # per group, instead of mean and std
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_images(self)
 
     @staticmethod
     def from_tensors(
@@ -48,27 +48,27 @@ class Images:
         std: tuple[float, ...] | None = None,
         groups: Tensor | None = None,
         name: str = "images",
-    ) -> "Images":
-        """Wrap any pair of tensors; what is not said is taken from them."""
+    ) -> "ImageDataset":
+        """Wrap a pair of tensors; infer whatever is not given."""
         if pixels.ndim != 4:
             raise ValueError(f"{name}: expected images (n, channel, h, w), got {_shape(pixels)}")
         if labels.dtype.is_floating_point or labels.dtype.is_complex:
-            raise ValueError(f"{name}: expected whole numbers as labels, got {labels.dtype}")
+            raise ValueError(f"{name}: expected integer labels, got {labels.dtype}")
         if pixels.is_floating_point():
             pixels = pixels.to(torch.float32)
-            found: Statistics = (0.0,) * pixels.shape[1], (1.0,) * pixels.shape[1]
+            statistics: ChannelStatistics = (0.0,) * pixels.shape[1], (1.0,) * pixels.shape[1]
         elif pixels.dtype == torch.uint8 and (mean is None or std is None):
-            found = channel_statistics(pixels)
+            statistics = compute_channel_statistics(pixels)
         else:
-            found = (), ()
+            statistics = (), ()
         if classes is None:
             classes = int(labels.max()) + 1 if labels.numel() else 1
-        return Images(
+        return ImageDataset(
             pixels=pixels,
             labels=labels.to(torch.int64),
             classes=classes,
-            mean=found[0] if mean is None else tuple(mean),
-            std=found[1] if std is None else tuple(std),
+            mean=statistics[0] if mean is None else tuple(mean),
+            std=statistics[1] if std is None else tuple(std),
             groups=None if groups is None else groups.to(torch.int64),
             name=name,
         )
@@ -82,22 +82,22 @@ class Images:
         channel, height, width = self.pixels.shape[1:]
         return channel, height, width
 
-    def counts(self) -> tuple[int, ...]:
-        """Return how many images each class has."""
+    def class_counts(self) -> tuple[int, ...]:
+        """Return the number of images of each class."""
         return tuple(torch.bincount(self.labels, minlength=self.classes).tolist())
 
-    def subset(self, indices: Indices | Tensor) -> "Images":
-        """Copy the images at these indices, in this order."""
-        chosen = torch.as_tensor(indices, dtype=torch.int64)
+    def select(self, indices: Indices | Tensor) -> "ImageDataset":
+        """Return a copy of the images at these indices, in this order."""
+        index = torch.as_tensor(indices, dtype=torch.int64)
         return replace(
             self,
-            pixels=self.pixels[chosen],
-            labels=self.labels[chosen],
-            groups=None if self.groups is None else self.groups[chosen],
+            pixels=self.pixels[index],
+            labels=self.labels[index],
+            groups=None if self.groups is None else self.groups[index],
         )
 
-    def normalised(self, indices: Indices | Tensor | slice | None = None) -> Tensor:
-        """Return the images at these indices (all, if none are given) as float32."""
+    def get_normalised(self, indices: Indices | Tensor | slice | None = None) -> Tensor:
+        """Return the images at these indices (default: all) as normalised float32."""
         if indices is None:
             indices = slice(None)
         if not isinstance(indices, slice):
@@ -105,21 +105,21 @@ class Images:
         return self.normalise(self.pixels[indices], indices)
 
     def normalise(self, pixels: Tensor, indices: Tensor | slice | None = None) -> Tensor:
-        """Turn pixels of this set into float32 of mean 0 and deviation 1 per channel.
+        """Normalise pixels of this set to float32 with mean 0 and deviation 1 per channel.
 
-        Where groups have statistics of their own, `indices` says whose pixels these are.
+        If groups have their own statistics, `indices` are the images to which the pixels belong.
         """
         unit = 255.0 if pixels.dtype == torch.uint8 else 1.0
-        if self.by_group and self.groups is not None and indices is not None:
-            found = torch.tensor(self.by_group)[self.groups[indices]] * unit
-            mean, std = (part.view(*part.shape, 1, 1) for part in found.unbind(1))
+        if self.group_statistics and self.groups is not None and indices is not None:
+            statistics = torch.tensor(self.group_statistics)[self.groups[indices]] * unit
+            mean, std = (part.view(*part.shape, 1, 1) for part in statistics.unbind(1))
         else:
             mean = torch.tensor([value * unit for value in self.mean]).view(-1, 1, 1)
             std = torch.tensor([value * unit for value in self.std]).view(-1, 1, 1)
         return (pixels.to(torch.float32) - mean).div_(std)
 
 
-def channel_statistics(pixels: Tensor) -> Statistics:
+def compute_channel_statistics(pixels: Tensor) -> ChannelStatistics:
     """Return mean and standard deviation per channel of uint8 pixels / 255."""
     channels = pixels.shape[1]
     count = pixels.numel() // channels if channels else 0
@@ -127,18 +127,18 @@ def channel_statistics(pixels: Tensor) -> Statistics:
         return (0.0,) * channels, (1.0,) * channels
     total = torch.zeros(channels, dtype=torch.float64)
     squares = torch.zeros(channels, dtype=torch.float64)
-    for start in range(0, len(pixels), 1024):  # in blocks: doubles take eight times the bytes
-        wide = pixels[start : start + 1024].to(torch.float64)
-        total += wide.sum(dim=(0, 2, 3))
-        squares += wide.square().sum(dim=(0, 2, 3))
+    for start in range(0, len(pixels), 1024):  # in blocks: doubles take eight times the memory
+        block = pixels[start : start + 1024].to(torch.float64)
+        total += block.sum(dim=(0, 2, 3))
+        squares += block.square().sum(dim=(0, 2, 3))
     mean = total / count
     std = (squares / count - mean.square()).clamp_min(0.0).sqrt()
-    # a channel of one colour has nothing to divide by
+    # a channel of one colour has no deviation to divide by
     std = torch.where(std > 0, std, torch.full_like(std, 255.0))
     return tuple((mean / 255).tolist()), tuple((std / 255).tolist())
 
 
-def _check(images: Images) -> None:
+def _check_images(images: ImageDataset) -> None:
     pixels, labels, name = images.pixels, images.labels, images.name
     if pixels.ndim != 4:
         raise ValueError(f"{name}: expected images (n, channel, h, w), got {_shape(pixels)}")
@@ -147,10 +147,11 @@ def _check(images: Images) -> None:
     _check_column(labels, "labels", len(pixels), name)
     if images.groups is not None:
         _check_column(images.groups, "groups", len(pixels), name)
-    for what, values in (("mean", images.mean), ("std", images.std)):
+    for field, values in (("mean", images.mean), ("std", images.std)):
         if len(values) != pixels.shape[1]:
             raise ValueError(
-                f"{name}: expected {pixels.shape[1]} values of {what}, one a channel, got {values}"
+                f"{name}: expected {pixels.shape[1]} values of {field}, one per channel, "
+                f"got {values}"
             )
     if any(value <= 0 for value in images.std):
         raise ValueError(f"{name}: expected std > 0, got {images.std}")
@@ -160,7 +161,7 @@ def _check(images: Images) -> None:
 
 
 def check_labels(labels: Tensor, classes: int, where: object) -> None:
-    """Refuse a label that is not the number of a class."""
+    """Raise ValueError if a label is not from 0 to `classes` - 1."""
     wrong = torch.nonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         first = int(wrong[0])
@@ -169,10 +170,10 @@ def check_labels(labels: Tensor, classes: int, where: object) -> None:
         )
 
 
-def _check_column(column: Tensor, what: str, length: int, name: str) -> None:
+def _check_column(column: Tensor, field: str, length: int, name: str) -> None:
     if column.dtype != torch.int64 or tuple(column.shape) != (length,):
         raise ValueError(
-            f"{name}: expected {length} {what} as int64, got {_shape(column)} {column.dtype}"
+            f"{name}: expected {length} {field} as int64, got {_shape(column)} {column.dtype}"
         )
 
 

@@ -1,1 +1,1 @@
-"""Deployment: the same methods on real machines, carried by Flower; see docs/deploy.md."""
+"""Run the same methods on real machines, over Flower or gRPC; see docs/deploy.md."""

@@ -1,24 +1,24 @@
-"""Devices: how fast they are, what they cost, and how they choose what to spend."""
+"""Devices: their speeds, their costs, and their budget policies."""
 
-from pliant.devices.drawn import Changing as Changing
-from pliant.devices.drawn import Constant as Constant
-from pliant.devices.energy import Traits as Traits
-from pliant.devices.energy import joules as joules
-from pliant.devices.fleet import Device as Device
+from pliant.devices.budget import FULL_NETWORK as FULL_NETWORK
+from pliant.devices.budget import BudgetPolicy as BudgetPolicy
+from pliant.devices.budget import CostRows as CostRows
+from pliant.devices.budget import DeviceStatus as DeviceStatus
+from pliant.devices.budget import FixedChoice as FixedChoice
+from pliant.devices.budget import PerBatch as PerBatch
+from pliant.devices.budget import PerRound as PerRound
+from pliant.devices.budget import RowChoice as RowChoice
 from pliant.devices.fleet import DeviceClass as DeviceClass
+from pliant.devices.fleet import DeviceCosts as DeviceCosts
 from pliant.devices.fleet import Fleet as Fleet
-from pliant.devices.path import Path as Path
-from pliant.devices.plan import FULL as FULL
-from pliant.devices.plan import Choice as Choice
-from pliant.devices.plan import Given as Given
-from pliant.devices.plan import Moment as Moment
-from pliant.devices.plan import PerBatch as PerBatch
-from pliant.devices.plan import PerRound as PerRound
-from pliant.devices.plan import Plan as Plan
-from pliant.devices.plan import Rows as Rows
-from pliant.devices.played import Availability as Availability
-from pliant.devices.played import Recorded as Recorded
-from pliant.devices.played import Steps as Steps
-from pliant.devices.played import Windows as Windows
-from pliant.devices.trace import Product as Product
-from pliant.devices.trace import Trace as Trace
+from pliant.devices.fleet import FleetDevice as FleetDevice
+from pliant.devices.fleet import compute_joules as compute_joules
+from pliant.devices.piecewise import PiecewiseConstant as PiecewiseConstant
+from pliant.devices.recorded_traces import RecordedAvailability as RecordedAvailability
+from pliant.devices.recorded_traces import RecordedTrace as RecordedTrace
+from pliant.devices.synthetic_traces import ChangingTrace as ChangingTrace
+from pliant.devices.synthetic_traces import ConstantTrace as ConstantTrace
+from pliant.devices.synthetic_traces import OnOffWindows as OnOffWindows
+from pliant.devices.synthetic_traces import SteppedTrace as SteppedTrace
+from pliant.devices.traces import ProductTrace as ProductTrace
+from pliant.devices.traces import Trace as Trace

@@ -1,1 +1,1 @@
-"""The engine: rounds in virtual time, exactly repeatable."""
+"""Reproducible training rounds in virtual time."""

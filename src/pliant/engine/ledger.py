@@ -1,4 +1,4 @@
-"""The ledger: what every dispatched task cost and how it ended, and a proof that sums agree."""
+"""The ledger: what each task cost and how it ended, and a check that the records agree."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,62 +7,62 @@ from math import isclose
 
 from msgspec import Struct
 
-from pliant.engine.evaluate import Personal, Score
+from pliant.engine.evaluation import PersonalScore, Score
 
 
-class Exchange(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the exchanges of a split method added to a task, or to a round."""
+class ExchangeRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the exchanges of a split method add to a task or a round."""
 
-    forward: float  # MACs of the clients' forward passes, the only ones that AdaSplit counts
+    forward: float  # MACs of the clients' forward passes, all that AdaSplit counts
     server: float  # MACs of the server's forward passes
     uplinks: int  # messages
-    dense: int  # bytes of activations and gradients at four a number
-    nonzero: int  # bytes as AdaSplit counts them: four for each number that is not zero
-    relayed: int  # bytes of clients' parts that went to another client or to be merged
+    dense: int  # bytes of activations and gradients, four per number
+    nonzero: int  # the same as AdaSplit counts it: nonzero numbers only
+    relayed: int  # bytes of clients' parts sent to another client or to be merged
     waited: float  # seconds, virtual
-    refused: dict[str, int]  # messages that were refused, by the reason
+    refused: dict[str, int]  # messages refused, by reason
 
 
 class TaskRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="task"):
-    """One task: a device in a round. It has exactly one end.
+    """One task, a device's work in a round, with its one outcome.
 
     >>> import pliant as pl
     >>> task = pl.TaskRecord(0, 7, "late", 0, 0, 5e6, 0.0, 9e6, 1000, 0, 1.0, 0.0)
-    >>> task.device, task.end, task.useful
+    >>> task.device, task.outcome, task.useful
     (7, 'late', 0.0)
     """
 
     round: int
     device: int
-    end: str  # finished, partial, late, dropped, surplus, void, or rejected: why
-    samples: int  # that the server got something of
-    steps: int  # mini-batches that the server got
+    outcome: str  # finished, partial, late, dropped, surplus, void, or "rejected: <reason>"
+    samples: int  # in the merged update
+    steps: int  # mini-batches in the merged update
     macs: float  # spent
-    useful: float  # MACs of what the server got
-    available: float  # MACs that the device could have done
+    useful: float  # MACs of the merged update
+    available: float  # MACs that the device could have computed
     down: int  # bytes
     up: int
     seconds: float  # busy, virtual
     joules: float
     loss: float | None = None
-    starts: tuple[float, ...] = ()  # of its mini-batches, since the round's start
+    starts: tuple[float, ...] = ()  # of its mini-batches, in seconds since the round's start
     ends: tuple[float, ...] = ()
-    rows: tuple[int, ...] = ()  # of the method's table
-    short: int = 0  # mini-batches whose budget was below the smallest row, which was run anyway
-    exchange: Exchange | None = None  # of a split method
+    rows: tuple[int, ...] = ()  # of the method's table, one per mini-batch
+    short: int = 0  # mini-batches run on the smallest row although the budget was below it
+    exchange: ExchangeRecord | None = None  # of a split method
 
 
 class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
-    """One round: the sums over its tasks, the clock, and the score if it was evaluated.
+    """One round: sums over its tasks, the clock, and the score if it was evaluated.
 
     >>> import torch
     >>> import pliant as pl
-    >>> images = pl.Images.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
-    >>> data = pl.data.Source(images, images).share(pl.Iid(), devices=4, proxy=8)
+    >>> images = pl.ImageDataset.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
+    >>> data = pl.data.TrainTestData(images, images).share(pl.Iid(), devices=4, proxy=8)
     >>> fleet = pl.Fleet(size=4)
     >>> net = pl.models.digits_cnn()
     >>> [record] = pl.simulate(pl.FedAvg(), net, data, fleet, rounds=1)
-    >>> record.tasks, record.ends, record.seconds
+    >>> record.tasks, record.outcomes, record.seconds
     (4, {'finished': 4}, 1.0)
     """
 
@@ -70,7 +70,7 @@ class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
     seconds: float  # virtual, at the close of the round
     tasks: int
     merged: int
-    ends: dict[str, int]  # how many tasks ended how; the reasons of rejections are the tasks'
+    outcomes: dict[str, int]  # number of tasks by outcome, without the reasons for rejection
     samples: int
     steps: int
     macs: float
@@ -82,42 +82,42 @@ class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
     joules: float
     loss: float | None = None  # mean over merged devices
     score: Score | None = None
-    narrow: Score | None = None  # without the filters that were never trained, if there are any
-    digest: str | None = None  # of the network, where it was saved
-    exchange: Exchange | None = None  # of a split method
-    personal: Personal | None = None  # where devices have test images of their own
-    asked: float | None = None  # seconds at which real devices got their orders
+    trained_score: Score | None = None  # without untrained filters, if there are any
+    digest: str | None = None  # of the final network
+    exchange: ExchangeRecord | None = None  # of a split method
+    personal: PersonalScore | None = None  # if devices have their own test images
+    dispatched_at: float | None = None  # seconds at which real devices got their requests
 
     @property
     def accuracy(self) -> float | None:
-        """Return the accuracy, if the network was evaluated: the mean over devices' own tests."""
+        """Return the accuracy if evaluated; the mean over devices if they have their own tests."""
         if self.personal is not None:
             return self.personal.accuracy
         return None if self.score is None else self.score.accuracy
 
     @property
     def utilisation(self) -> float:
-        """Return useful MACs over available ones."""
+        """Return the useful share of the available MACs."""
         return self.useful / self.available if self.available else 0.0
 
 
 Record = TaskRecord | RoundRecord
 
-MERGED = ("finished", "partial")
-EXACT = ("tasks", "merged", "ends", "samples", "steps", "down", "up", "exchange")
-CLOSE = ("macs", "useful", "available", "busy", "joules", "loss")
+MERGED_OUTCOMES = ("finished", "partial")
+EXACT_FIELDS = ("tasks", "merged", "outcomes", "samples", "steps", "down", "up", "exchange")
+APPROXIMATE_FIELDS = ("macs", "useful", "available", "busy", "joules", "loss")
 
 
-def summed(number: int, seconds: float, tasks: list[TaskRecord]) -> RoundRecord:
-    """Return the record of a round: the sums over its tasks."""
-    merged = [task for task in tasks if task.end in MERGED]
+def sum_tasks(round_number: int, seconds: float, tasks: list[TaskRecord]) -> RoundRecord:
+    """Return the record of a round: sums over its tasks."""
+    merged = [task for task in tasks if task.outcome in MERGED_OUTCOMES]
     losses = [task.loss for task in merged if task.loss is not None]
     return RoundRecord(
-        round=number,
+        round=round_number,
         seconds=seconds,
         tasks=len(tasks),
         merged=len(merged),
-        ends=dict(sorted(Counter(task.end.partition(":")[0] for task in tasks).items())),
+        outcomes=dict(sorted(Counter(task.outcome.partition(":")[0] for task in tasks).items())),
         samples=sum(task.samples for task in tasks),
         steps=sum(task.steps for task in tasks),
         macs=sum(task.macs for task in tasks),
@@ -128,35 +128,34 @@ def summed(number: int, seconds: float, tasks: list[TaskRecord]) -> RoundRecord:
         busy=sum(task.seconds for task in tasks),
         joules=sum(task.joules for task in tasks),
         loss=sum(losses) / len(losses) if losses else None,
-        exchange=_exchanged([task.exchange for task in tasks if task.exchange is not None]),
+        exchange=_sum_exchanges([task.exchange for task in tasks if task.exchange is not None]),
     )
 
 
-def _exchanged(parts: list[Exchange]) -> Exchange | None:
-    if not parts:
+def _sum_exchanges(exchanges: list[ExchangeRecord]) -> ExchangeRecord | None:
+    if not exchanges:
         return None
     refused: Counter[str] = Counter()
-    for part in parts:
-        refused.update(part.refused)
-    return Exchange(
-        forward=sum(part.forward for part in parts),
-        server=sum(part.server for part in parts),
-        uplinks=sum(part.uplinks for part in parts),
-        dense=sum(part.dense for part in parts),
-        nonzero=sum(part.nonzero for part in parts),
-        relayed=sum(part.relayed for part in parts),
-        waited=sum(part.waited for part in parts),
+    for exchange in exchanges:
+        refused.update(exchange.refused)
+    return ExchangeRecord(
+        forward=sum(x.forward for x in exchanges),
+        server=sum(x.server for x in exchanges),
+        uplinks=sum(x.uplinks for x in exchanges),
+        dense=sum(x.dense for x in exchanges),
+        nonzero=sum(x.nonzero for x in exchanges),
+        relayed=sum(x.relayed for x in exchanges),
+        waited=sum(x.waited for x in exchanges),
         refused=dict(refused),
     )
 
 
-def check(records: Iterable[Record]) -> int:
-    """Prove that a run's records agree, and return its number of rounds.
+def verify_records(records: Iterable[Record]) -> int:
+    """Check that a run's records agree, and return its number of rounds.
 
-    Rounds follow one another without a gap and the clock never goes back; each task has one end;
-    what a task's server got is not more than the device spent, nor that more than there was; its
-    mini-batches follow one another and fill the time that it was busy; and the sums of a round are
-    those of its tasks.
+    Rounds follow without a gap and the clock never goes back. Each task has one outcome, with
+    useful MACs <= spent MACs <= available MACs, and its mini-batches fill its busy time without
+    gaps. A round's totals are the sums over its tasks.
     """
     rounds, clock = 0, 0.0
     for _, group in groupby(records, key=lambda record: record.round):
@@ -165,74 +164,82 @@ def check(records: Iterable[Record]) -> int:
         totals = [record for record in members if isinstance(record, RoundRecord)]
         if len(totals) != 1 or not isinstance(members[-1], RoundRecord):
             raise ValueError(
-                f"round {rounds}: expected one record of it behind its tasks, got {len(totals)}"
+                f"round {rounds}: expected one round record after its tasks, got {len(totals)}"
             )
-        total = totals[0]
-        _check_round(total, tasks, rounds, clock)
-        rounds, clock = rounds + 1, total.seconds
+        _check_round(totals[0], tasks, rounds, clock)
+        rounds, clock = rounds + 1, totals[0].seconds
     return rounds
 
 
-def _check_round(total: RoundRecord, tasks: list[TaskRecord], number: int, clock: float) -> None:
-    where = f"round {total.round}"
-    if total.round != number:
-        raise ValueError(f"Expected round {number}, got {total.round}")
-    if not total.seconds >= clock:
-        raise ValueError(f"{where}: the clock went back from {clock} to {total.seconds}")
-    if total.asked is not None and not clock <= total.asked <= total.seconds:
-        raise ValueError(f"{where}: devices were asked at {total.asked} s, outside of the round")
+def _check_round(
+    record: RoundRecord, tasks: list[TaskRecord], round_number: int, start: float
+) -> None:
+    where = f"round {record.round}"
+    if record.round != round_number:
+        raise ValueError(f"Expected round {round_number}, got {record.round}")
+    if not record.seconds >= start:
+        raise ValueError(f"{where}: the clock went back from {start} to {record.seconds}")
+    if record.dispatched_at is not None and not start <= record.dispatched_at <= record.seconds:
+        raise ValueError(
+            f"{where}: requests were sent at {record.dispatched_at} s, outside the round"
+        )
     devices = [task.device for task in tasks]
     if any(after <= before for before, after in pairwise([-1, *devices])):
-        raise ValueError(f"{where}: expected one end a device, in rising order, got {devices}")
+        raise ValueError(f"{where}: expected one task per device, in rising order, got {devices}")
     for task in tasks:
         _check_task(f"{where}, device {task.device}", task)
         if task.exchange is None:  # the mini-batches of a split method wait for one another
-            _check_steps(f"{where}, device {task.device}", task, clock, total.seconds)
-    wanted = summed(total.round, total.seconds, tasks)
-    for name in (*EXACT, *CLOSE):
-        left, right = getattr(total, name), getattr(wanted, name)
-        is_close = name in CLOSE and None not in (left, right)
+            _check_steps(f"{where}, device {task.device}", task, start, record.seconds)
+    expected = sum_tasks(record.round, record.seconds, tasks)
+    for name in (*EXACT_FIELDS, *APPROXIMATE_FIELDS):
+        left, right = getattr(record, name), getattr(expected, name)
+        is_close = name in APPROXIMATE_FIELDS and None not in (left, right)
         if not (isclose(left, right, rel_tol=1e-12) if is_close else left == right):
-            raise ValueError(f"{where}: {name} is {left}, its tasks say {right}")
+            raise ValueError(f"{where}: {name} is {left}, but its tasks give {right}")
 
 
 def _check_task(where: str, task: TaskRecord) -> None:
     slack = 1e-9 * max(1.0, task.available)
     if not 0 <= task.useful <= task.macs + slack:
-        raise ValueError(f"{where}: got {task.useful} MACs of use out of {task.macs} spent")
+        raise ValueError(f"{where}: {task.useful} useful MACs out of {task.macs} spent")
     if task.macs > task.available + slack:
-        raise ValueError(f"{where}: spent {task.macs} MACs where there were {task.available}")
+        raise ValueError(f"{where}: spent {task.macs} MACs of {task.available} available")
     if min(task.down, task.up, task.joules, task.seconds) < 0:
-        raise ValueError(f"{where}: a cost is below zero")
-    is_merged = task.end in MERGED
+        raise ValueError(f"{where}: a cost is negative")
+    is_merged = task.outcome in MERGED_OUTCOMES
     if is_merged != (task.steps > 0) or is_merged != (task.samples > 0):
         raise ValueError(
-            f"{where}: ended {task.end} with {task.steps} steps and {task.samples} samples"
+            f"{where}: {task.outcome} with {task.steps} steps and {task.samples} samples"
         )
     if is_merged != (task.useful > 0):
-        raise ValueError(f"{where}: ended {task.end} with {task.useful} useful MACs")
+        raise ValueError(f"{where}: {task.outcome} with {task.useful} useful MACs")
 
 
-def _check_steps(where: str, task: TaskRecord, opened: float, closed: float) -> None:
-    """Refuse mini-batches that overlap, leave gaps or do not add up to the busy time."""
-    begun, done = len(task.starts), len(task.ends)
-    if len(task.rows) != begun or not begun - 1 <= done <= begun or task.steps not in (0, done):
+def _check_steps(where: str, task: TaskRecord, round_start: float, round_end: float) -> None:
+    """Raise if mini-batches overlap, leave gaps or do not add up to the busy time."""
+    started, done = len(task.starts), len(task.ends)
+    if (
+        len(task.rows) != started
+        or not started - 1 <= done <= started
+        or task.steps not in (0, done)
+    ):
         raise ValueError(
-            f"{where}: {task.steps} steps count of {begun} begun in {len(task.rows)} rows, "
-            f"{done} ended"
+            f"{where}: {task.steps} steps merged, {started} started, {done} ended, "
+            f"{len(task.rows)} rows"
         )
-    if task.starts[1:] != task.ends[: max(0, begun - 1)]:
-        raise ValueError(f"{where}: a mini-batch does not begin where the one before it ends")
-    if task.end == "finished" and done != begun:
+    if task.starts[1:] != task.ends[: max(0, started - 1)]:
+        raise ValueError(f"{where}: a mini-batch does not start when the one before it ends")
+    if task.outcome == "finished" and done != started:
         raise ValueError(f"{where}: finished, but its last mini-batch has no end")
     times = [t for pair in zip(task.starts, task.ends, strict=False) for t in pair]
-    length, slack = closed - opened, 1e-9 * max(1.0, closed)
+    length, slack = round_end - round_start, 1e-9 * max(1.0, round_end)
     if any(after < before for before, after in pairwise([0.0, *times])):
-        raise ValueError(f"{where}: a mini-batch ends before it begins")
+        raise ValueError(f"{where}: a mini-batch ends before it starts")
     if any(time > length + slack for time in times):
-        raise ValueError(f"{where}: a mini-batch ends after its round, which has {length} s")
+        raise ValueError(f"{where}: a mini-batch ends after its round of {length} s")
     worked = times[-1] - times[0] if times else 0.0
     if task.seconds < worked - slack or (
-        task.end == "finished" and not isclose(task.seconds, worked, rel_tol=1e-9, abs_tol=slack)
+        task.outcome == "finished"
+        and not isclose(task.seconds, worked, rel_tol=1e-9, abs_tol=slack)
     ):
-        raise ValueError(f"{where}: was busy for {task.seconds} s with {worked} s of mini-batches")
+        raise ValueError(f"{where}: busy for {task.seconds} s with {worked} s of mini-batches")

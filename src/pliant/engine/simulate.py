@@ -1,43 +1,55 @@
-"""Simulation in virtual time: rounds of selection, timetable, training, merging, evaluation."""
+"""Simulate federated training in virtual time."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
 from torch import nn
 
-from pliant.data import Federated
-from pliant.devices import FULL, Choice, Fleet, Given, joules
-from pliant.devices.draws import FloatArray, IntArray
-from pliant.engine.agenda import Agenda
-from pliant.engine.evaluate import Evaluation, Score, evaluate, personal
-from pliant.engine.expected import Expected
-from pliant.engine.job import EXTRA, Job, Source, build_world, example_of, perform
-from pliant.engine.ledger import RoundRecord, TaskRecord, summed
-from pliant.engine.rules import End, Rules
-from pliant.engine.schedule import Timetable, opening, timetable
-from pliant.engine.select import Selection, selected
-from pliant.engine.store import Saved, Store, newest
-from pliant.engine.tasks import Tasks
-from pliant.engine.workers import AnyWorkers, Inline, Pool, opened
-from pliant.methods.base import Answering, Costing, Method, Narrow, Place, State, Update
-from pliant.methods.guard import Policy, admitted
+from pliant.data import FederatedData
+from pliant.devices import FULL_NETWORK, FixedChoice, Fleet, RowChoice, compute_joules
+from pliant.devices.vector_rng import FloatArray, IntArray
+from pliant.engine.evaluation import Evaluation, Score, evaluate, evaluate_per_device
+from pliant.engine.event_queue import EventQueue
+from pliant.engine.ledger import RoundRecord, TaskRecord, sum_tasks
+from pliant.engine.local_work import (
+    EXTRA_PREFIX,
+    Job,
+    WorkerInputFactory,
+    build_context,
+    make_example_input,
+    make_local_work,
+    run_job,
+)
+from pliant.engine.manifests import ManifestBuilder
+from pliant.engine.round_rules import RoundRules, TaskOutcome
+from pliant.engine.run_store import RunState, RunStore
+from pliant.engine.selection import Selection, select_devices
+from pliant.engine.timetable import RoundTasks, Timetable, build_timetable, compute_start_status
+from pliant.methods.base import (
+    HasExtraUpload,
+    HasStepCost,
+    Method,
+    ServerState,
+    TaskKey,
+    TracksCoverage,
+    Update,
+)
+from pliant.methods.validation import ValidationPolicy, accept_valid
 from pliant.nn.elastic import Elastic, elastic
-from pliant.params import Params, digest, nbytes, params_of
+from pliant.params import Params, digest, get_params, nbytes
 from pliant.value import Count, Value
+from pliant.workers.pool import AnyWorkers, InlineWorkers, Pool, open_pool
 
-Event = Literal["open", "close"]
 
-
-class Setting(Value, frozen=True):
-    """How rounds are run, whatever the method.
+class RunSettings(Value, frozen=True):
+    """How to run rounds, whatever the method.
 
     >>> import pliant as pl
-    >>> pl.Setting(rounds=20, per_round=5, rules=pl.Rules(late="partial")).rules.late
+    >>> pl.RunSettings(rounds=20, per_round=5, rules=pl.RoundRules(late="partial")).rules.late
     'partial'
     """
 
@@ -45,341 +57,332 @@ class Setting(Value, frozen=True):
     per_round: Count = 10
     seed: int = 0
     select: Selection = "uniform"
-    rules: Rules = Rules()
+    rules: RoundRules = RoundRules()
     evaluation: Evaluation = Evaluation()
     checkpoint_every: Count = 10  # rounds
-    guard: Policy = Policy()
+    guard: ValidationPolicy = ValidationPolicy()
 
 
 @dataclass
 class _Run:
-    """A run under way."""
+    """A run in progress."""
 
     method: Method
     net: Elastic
-    data: Federated
+    data: FederatedData
     fleet: Fleet
-    setting: Setting
-    saved: Saved
+    settings: RunSettings
+    run_state: RunState
 
     def __post_init__(self) -> None:
         self.full_macs = self.net.macs(self.net.full, training=True)
-        self.size = nbytes(self.saved.state.params)
-        self.expected = Expected(self.method, self.net)
-        self.owned: dict[int, tuple[int, tuple[int, ...]]] = {}
-        # asked once: a check against a protocol takes longer than all else in a step's cost
-        self.costing = self.method if isinstance(self.method, Costing) else None
+        self.param_bytes = nbytes(self.run_state.server_state.params)
+        self.manifests = ManifestBuilder(self.method, self.net)
+        self.device_data: dict[int, tuple[int, tuple[int, ...]]] = {}
+        # checked once: isinstance with a protocol takes longer than the rest of `macs`
+        self.cost_method = self.method if isinstance(self.method, HasStepCost) else None
 
-    def macs(self, row: int, place: Place, step: int) -> float:
-        """Return MACs per sample of a training step; the full network's are known."""
-        if self.costing is not None:
-            return self.costing.macs(self.net, row, place, step)
-        subnet = self.method.subnet(self.net, row, place, step)
+    def macs(self, row: int, key: TaskKey, step: int) -> float:
+        """Return the MACs per sample of a training step."""
+        if self.cost_method is not None:
+            return self.cost_method.macs(self.net, row, key, step)
+        subnet = self.method.select_subnet(self.net, row, key, step)
         if subnet is self.net.full:
             return self.full_macs
         return self.net.macs(subnet, training=True)
 
-    def beside(self) -> tuple[int, int]:
-        """Return the bytes that go down and up beside the network."""
+    def count_extra_bytes(self) -> tuple[int, int]:
+        """Return the bytes sent down and up besides the network."""
         method = self.method
-        up = method.answer_bytes(self.net) if isinstance(method, Answering) else 0
-        return nbytes(self.saved.state.sent), up
+        up = method.extra_upload_bytes(self.net) if isinstance(method, HasExtraUpload) else 0
+        return nbytes(self.run_state.server_state.broadcast), up
 
 
 def simulate(
     method: Method,
     net: nn.Module,
-    data: Federated,
+    data: FederatedData,
     fleet: Fleet,
     *,
     rounds: int | None = None,
-    setting: Setting | None = None,
+    settings: RunSettings | None = None,
     workers: AnyWorkers | None = None,
     folder: Path | None = None,
-    source: Source | None = None,
+    make_inputs: WorkerInputFactory | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[RoundRecord]:
     """Train a network across a fleet and yield a record of every round.
 
-    With a `folder` the run writes its records and checkpoints there, and goes on from the last
-    checkpoint that it finds; `trained(folder)` returns the network that it has come to. The given
-    network is left as it is. `source` makes the network and the data anew in a worker process,
-    where copying them there would cost more. When `is_stopped` says so, the run saves itself and
-    ends.
+    With a `folder`, the run writes its records and checkpoints there and resumes from the newest
+    checkpoint; `load_trained_params(folder)` returns the trained network. `net` itself is not
+    changed. `make_inputs` rebuilds the network and the data in worker processes, where that is
+    cheaper than copying them. When `is_stopped` returns true, the run saves a checkpoint and ends.
 
     >>> import torch
     >>> import pliant as pl
-    >>> images = pl.Images.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
-    >>> data = pl.data.Source(images, images).share(pl.Iid(), devices=4, proxy=8)
-    >>> fleet = pl.Fleet(size=4, speed=pl.Changing(low=0.25, high=1.0, per_round=2.0))
-    >>> setting = pl.Setting(rounds=2, per_round=2, rules=pl.Rules(late="partial"))
-    >>> rounds = pl.simulate(pl.Distreal(), pl.models.digits_cnn(), data, fleet, setting=setting)
+    >>> images = pl.ImageDataset.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
+    >>> data = pl.data.TrainTestData(images, images).share(pl.Iid(), devices=4, proxy=8)
+    >>> fleet = pl.Fleet(size=4, speed=pl.ChangingTrace(low=0.25, high=1.0, per_round=2.0))
+    >>> settings = pl.RunSettings(rounds=2, per_round=2, rules=pl.RoundRules(late="partial"))
+    >>> rounds = pl.simulate(pl.Distreal(), pl.models.digits_cnn(), data, fleet, settings=settings)
     >>> [record.tasks for record in rounds]
     [2, 2]
     """
-    setting = setting or Setting()
+    settings = settings or RunSettings()
     if rounds is not None:
-        setting = msgspec.structs.replace(setting, rounds=rounds)
-    store = Store(folder) if folder is not None else None
+        settings = msgspec.structs.replace(settings, rounds=rounds)
+    store = RunStore(folder) if folder is not None else None
     try:
-        saved = (store.resume() if store else None) or Saved(0, 0.0, State(params_of(net)), {})
-        setup = partial(build_world, source or partial(_given, net, data), method)
-        with opened(workers or Inline(), setup, perform) as pool:
-            # now, because meanwhile worker processes start
-            flexible = elastic(net, example_of(data))
-            run = _Run(method, flexible, data, fleet, setting, saved)
-            yield from _rounds(run, pool, store, is_stopped)
+        run_state = store.resume() if store else None
+        run_state = run_state or RunState(0, 0.0, ServerState(get_params(net)), {})
+        setup = partial(build_context, make_inputs or partial(_return_inputs, net, data), method)
+        with open_pool(workers or InlineWorkers(), setup, run_job) as pool:
+            # only now, while worker processes start
+            elastic_net = elastic(net, make_example_input(data))
+            run = _Run(method, elastic_net, data, fleet, settings, run_state)
+            yield from _run_rounds(run, pool, store, is_stopped)
     finally:
         if store:
             store.close()
 
 
-def _given(net: nn.Module, data: Federated) -> tuple[nn.Module, Federated]:
+def _return_inputs(net: nn.Module, data: FederatedData) -> tuple[nn.Module, FederatedData]:
     return net, data
 
 
-def _rounds(
-    run: _Run, pool: Pool[Job, Update], store: Store | None, is_stopped: Callable[[], bool]
+def _run_rounds(
+    run: _Run, pool: Pool[Job, Update], store: RunStore | None, is_stopped: Callable[[], bool]
 ) -> Iterator[RoundRecord]:
-    agenda: Agenda[Event] = Agenda()
-    last = run.setting.rounds
-    if run.saved.round < last:
-        agenda.add(run.saved.seconds, "open")
-    for now, _ in agenda:
-        number = run.saved.round
-        table, tasks = _scheduled(run, number, now)
-        updates, refused = _trained(run, pool, number, table, tasks)
-        if len(updates) < run.setting.rules.needed(run.setting.per_round):
-            updates = []  # an update that was refused never came, so the round is void
-        before = run.saved.state.params
-        state = run.method.merge(run.net, run.saved.state, updates)
-        memory = run.saved.memory | {u.device: u.memory for u in updates if u.memory}
-        close = now + table.close
-        run.saved = Saved(number + 1, close, state, memory)
-        records = _recorded(run, number, table, tasks, updates, refused)
-        total = summed(number, close, records)
-        is_last = number + 1 == last
-        if is_last or (number + 1) % run.setting.evaluation.every == 0:
-            total = _evaluated(run, total, before, state, updates)
+    queue: EventQueue[str] = EventQueue()
+    settings = run.settings
+    if run.run_state.next_round < settings.rounds:
+        queue.add(run.run_state.seconds, "open")
+    for now, _ in queue:
+        number = run.run_state.next_round
+        table, tasks = _schedule_round(run, number, now)
+        updates, rejections = _train_round(run, pool, number, table, tasks)
+        if len(updates) < settings.rules.quorum_size(settings.per_round):
+            updates = []  # rejected updates do not count, so the round is void
+        old_params = run.run_state.server_state.params
+        state = run.method.merge(run.net, run.run_state.server_state, updates)
+        device_states = run.run_state.device_states | {
+            u.device: u.device_state for u in updates if u.device_state
+        }
+        closed_at = now + table.closed_at
+        run.run_state = RunState(number + 1, closed_at, state, device_states)
+        records = _build_task_records(run, number, table, tasks, updates, rejections)
+        total = sum_tasks(number, closed_at, records)
+        is_last = number + 1 == settings.rounds
+        if is_last or (number + 1) % settings.evaluation.every == 0:
+            total = _evaluate_round(run, total, old_params, state, updates)
         if is_last:
             total = msgspec.structs.replace(total, digest=digest(state.params))
         is_over = is_last or is_stopped()
         if store:
             store.append([*records, total])
-            if is_over or (number + 1) % run.setting.checkpoint_every == 0:
-                store.save(run.saved)
+            if is_over or (number + 1) % settings.checkpoint_every == 0:
+                store.save(run.run_state)
         if not is_over:
-            agenda.add(close, "open")
+            queue.add(closed_at, "open")
         yield total
 
 
-def _evaluated(
-    run: _Run, total: RoundRecord, before: Params, state: State, updates: list[Update]
+def _evaluate_round(
+    run: _Run, record: RoundRecord, old_params: Params, state: ServerState, updates: list[Update]
 ) -> RoundRecord:
-    """Add scores to a round: on all test images, or on each device's own where it has some."""
-    if not run.data.tests:
+    """Add scores to a round: per device if devices have their own test images, else overall."""
+    if not run.data.test_shares:
         return msgspec.structs.replace(
-            total, score=_scored(run, state.params), narrow=_narrow(run, state)
+            record,
+            score=_evaluate_params(run, state.params),
+            trained_score=_evaluate_trained_subnet(run, state),
         )
     trained = {
-        update.device: {name: before[name] + change for name, change in update.change.items()}
+        update.device: {name: old_params[name] + delta for name, delta in update.delta.items()}
         for update in updates
         if update.subnet is None
     }
-    found = personal(run.net.net, state.params, trained, run.data, run.setting.evaluation)
-    return msgspec.structs.replace(total, personal=found)
+    personal = evaluate_per_device(
+        run.net.module, state.params, trained, run.data, run.settings.evaluation
+    )
+    return msgspec.structs.replace(record, personal=personal)
 
 
-def _scored(run: _Run, params: Params) -> Score:
-    return evaluate(run.net.net, params, run.data, run.setting.evaluation)
+def _evaluate_params(run: _Run, params: Params) -> Score:
+    return evaluate(run.net.module, params, run.data, run.settings.evaluation)
 
 
-def _narrow(run: _Run, state: State) -> Score | None:
+def _evaluate_trained_subnet(run: _Run, state: ServerState) -> Score | None:
     """Score the network without the filters that no device has trained yet, if there are any."""
-    widest = run.method.widest(run.net, state) if isinstance(run.method, Narrow) else None
-    if widest is None:
+    if not isinstance(run.method, TracksCoverage):
         return None
-    small = run.net.take(state.params, widest)
-    return _scored(run, run.net.embed(state.params, small, widest)[0])
+    subnet = run.method.find_trained_subnet(run.net, state)
+    if subnet is None:
+        return None
+    packed = run.net.take(state.params, subnet)
+    return _evaluate_params(run, run.net.embed(state.params, packed, subnet)[0])
 
 
-def _scheduled(run: _Run, number: int, now: float) -> tuple[Timetable, Tasks]:
-    """Choose devices and work out when each of their mini-batches begins and ends."""
-    setting, net, method = run.setting, run.net, run.method
-    devices = selected(
+def _schedule_round(run: _Run, round_number: int, now: float) -> tuple[Timetable, RoundTasks]:
+    """Select devices and compute when each of their mini-batches starts and ends."""
+    settings = run.settings
+    devices = select_devices(
         run.fleet,
-        setting.rules.selected(setting.per_round),
-        setting.select,
-        seed=setting.seed,
-        round=number,
+        settings.rules.selection_size(settings.per_round),
+        settings.select,
+        seed=settings.seed,
+        round=round_number,
         now=now,
     )
-    sizes = _batch_sizes(run, devices)
-    full = sizes * run.full_macs
-    whole = np.full(len(devices), float(run.size))
-    down, up = run.beside()
-    tasks = Tasks(devices, full, whole + down, whole + up)
-    plan = method.plan(net)
-    if plan.is_held and plan is not FULL:  # what is sent may be smaller: so is its transport
-        moment = opening(run.fleet, tasks, seed=setting.seed, start=now)
-        choice = plan.choose(moment)
-        sent = _bytes(run, number, devices, choice.row)
-        tasks, plan = Tasks(devices, full, sent + down, sent + up), Given(moment, choice)
-    shown = {int(device): row for row, device in enumerate(devices)}
+    sizes = _compute_batch_sizes(run, devices)
+    full_macs = sizes * run.full_macs
+    param_bytes = np.full(len(devices), float(run.param_bytes))
+    down, up = run.count_extra_bytes()
+    tasks = RoundTasks(devices, full_macs, param_bytes + down, param_bytes + up)
+    policy = run.method.make_budget_policy(run.net)
+    if policy.is_per_round and policy is not FULL_NETWORK:  # a subnet may be sent: fewer bytes
+        status = compute_start_status(run.fleet, tasks, seed=settings.seed, start=now)
+        choice = policy.choose(status)
+        sent = _count_sent_bytes(run, round_number, devices, choice.row)
+        tasks = RoundTasks(devices, full_macs, sent + down, sent + up)
+        policy = FixedChoice(status, choice)
+    task_index = {device: index for index, device in enumerate(devices.tolist())}
 
-    def realised(which: IntArray, step: int, choice: Choice) -> FloatArray:
-        costs = np.empty(len(which))
-        for place, device in enumerate(which.tolist()):
-            where = Place(setting.seed, number, device)
-            each = run.macs(int(choice.row[place]), where, step)
-            costs[place] = sizes[shown[device], step] * each
+    def compute_step_cost(active_devices: IntArray, step: int, choice: RowChoice) -> FloatArray:
+        costs = np.empty(len(active_devices))
+        for index, device in enumerate(active_devices.tolist()):
+            key = TaskKey(settings.seed, round_number, device)
+            macs = run.macs(int(choice.row[index]), key, step)
+            costs[index] = sizes[task_index[device], step] * macs
         return costs
 
-    table = timetable(
+    table = build_timetable(
         run.fleet,
-        plan,
+        policy,
         tasks,
-        setting.rules,
-        seed=setting.seed,
-        round=number,
+        settings.rules,
+        seed=settings.seed,
+        round=round_number,
         start=now,
-        wanted=setting.per_round,
-        realised=realised,
+        target_updates=settings.per_round,
+        step_cost=compute_step_cost,
     )
     return table, tasks
 
 
-def _bytes(run: _Run, number: int, devices: IntArray, rows: IntArray) -> FloatArray:
-    """Return the bytes of what each device is sent: the network, or its packed part."""
-    found = np.full(len(devices), float(run.size))
-    for place, (device, row) in enumerate(zip(devices.tolist(), rows.tolist(), strict=True)):
-        packed = run.method.sends(run.net, row, Place(run.setting.seed, number, device))
-        if packed is not None:
-            found[place] = nbytes(run.net.take(run.saved.state.params, packed))
-    return found
+def _count_sent_bytes(
+    run: _Run, round_number: int, devices: IntArray, rows: IntArray
+) -> FloatArray:
+    """Return the bytes that each device is sent: the network or a packed subnet."""
+    sent = np.full(len(devices), float(run.param_bytes))
+    for index, (device, row) in enumerate(zip(devices.tolist(), rows.tolist(), strict=True)):
+        subnet = run.method.subnet_to_send(
+            run.net, row, TaskKey(run.settings.seed, round_number, device)
+        )
+        if subnet is not None:
+            sent[index] = nbytes(run.net.take(run.run_state.server_state.params, subnet))
+    return sent
 
 
-def _batch_sizes(run: _Run, devices: IntArray) -> FloatArray:
-    """Return (device, step): how many samples each mini-batch has."""
-    local = run.method.local
-    rows = []
-    for device in devices.tolist():
-        samples = len(run.data.devices[device % len(run.data)])
-        whole, rest = divmod(samples, local.batch)
-        rows.append(([local.batch] * whole + ([rest] if rest else [])) * local.epochs)
-    longest = max(map(len, rows), default=1)  # nobody may be available
-    padded = [row + [0] * (longest - len(row)) for row in rows]
-    return np.array(padded, np.float64).reshape(len(rows), longest)
+def _compute_batch_sizes(run: _Run, devices: IntArray) -> FloatArray:
+    """Return the samples of each mini-batch, as (device, step)."""
+    shares = [run.data.shares[device % len(run.data)] for device in devices.tolist()]
+    sizes = [make_local_work(len(share), run.method.local, run.full_macs).sizes for share in shares]
+    longest = max(map(len, sizes), default=1)  # there may be no devices
+    padded = [row + (0,) * (longest - len(row)) for row in sizes]
+    return np.array(padded, np.float64).reshape(len(sizes), longest)
 
 
-def _trained(
-    run: _Run, pool: Pool[Job, Update], number: int, table: Timetable, tasks: Tasks
+def _train_round(
+    run: _Run, pool: Pool[Job, Update], round_number: int, timetable: Timetable, tasks: RoundTasks
 ) -> tuple[list[Update], dict[int, str]]:
-    """Train what will count, and nothing else; return what the guard lets through and why not."""
-    local, setting = run.method.local, run.setting
-    lr = local.schedule.rate(local.optimiser.lr, number, setting.rounds)
-    batches = np.rint(tasks.full / run.full_macs).astype(np.int64)
-    most = np.maximum(tasks.full, table.planned)  # a plan may charge for more than one pass
+    """Train the tasks that count; return the valid updates and the reasons for rejections."""
+    local, settings = run.method.local, run.settings
+    lr = local.schedule.lr_at(local.optimiser.lr, round_number, settings.rounds)
+    batch_sizes = np.rint(tasks.full_macs / run.full_macs).astype(np.int64)
+    max_macs = np.maximum(tasks.full_macs, timetable.planned)  # a method may charge several passes
     jobs, bounds = [], []
-    for place, device in enumerate(table.devices.tolist()):
-        used = int(table.used[place])
+    for index, device in enumerate(timetable.devices.tolist()):
+        used = int(timetable.used_steps[index])
         if used:
-            rows = tuple(table.row[place, :used].tolist())
-            macs = tuple(table.planned[place, :used].tolist())
-            where = Place(setting.seed, number, device)
-            memory = run.saved.memory.get(device, {})
-            jobs.append(Job(where, rows, macs, lr, memory, *_owned(run, device)))
-            bounds.append((batches[place, :used].tolist(), most[place, :used].tolist()))
-    shared = dict(run.saved.state.params)
-    shared |= {f"{EXTRA}{name}": tensor for name, tensor in run.saved.state.sent.items()}
-    found = pool.run(jobs, shared, cost=lambda job: job.cost) if jobs else []
+            rows = tuple(timetable.row[index, :used].tolist())
+            macs = tuple(timetable.planned[index, :used].tolist())
+            key = TaskKey(settings.seed, round_number, device)
+            state = run.run_state.device_states.get(device, {})
+            jobs.append(Job(key, rows, macs, lr, state, *_summarise_device_data(run, device)))
+            bounds.append((batch_sizes[index, :used].tolist(), max_macs[index, :used].tolist()))
+    shared = dict(run.run_state.server_state.params)
+    shared |= {
+        f"{EXTRA_PREFIX}{name}": tensor
+        for name, tensor in run.run_state.server_state.broadcast.items()
+    }
+    updates = pool.run(jobs, shared, cost=lambda job: job.cost) if jobs else []
     manifests = {
-        job.place.device: run.expected.manifest(shared, job, *bound)
+        job.key.device: run.manifests.build(shared, job, *bound)
         for job, bound in zip(jobs, bounds, strict=True)
     }
-    replies = ((job.place.device, update) for job, update in zip(jobs, found, strict=True))
-    return admitted(replies, manifests, setting.guard)
+    replies = ((job.key.device, update) for job, update in zip(jobs, updates, strict=True))
+    return accept_valid(replies, manifests, settings.guard)
 
 
-def _owned(run: _Run, device: int) -> tuple[int, tuple[int, ...]]:
-    """Return how many samples a device has, and of which classes."""
-    number = device % len(run.data)
-    if number not in run.owned:
-        share = run.data.devices[number]
+def _summarise_device_data(run: _Run, device: int) -> tuple[int, tuple[int, ...]]:
+    """Return the number of samples on a device, and their classes."""
+    share_index = device % len(run.data)
+    if share_index not in run.device_data:
+        share = run.data.shares[share_index]
         classes = np.unique(run.data.train.labels.numpy()[share])
-        run.owned[number] = len(share), tuple(classes.tolist())
-    return run.owned[number]
+        run.device_data[share_index] = len(share), tuple(classes.tolist())
+    return run.device_data[share_index]
 
 
-def _recorded(
+def _build_task_records(
     run: _Run,
-    number: int,
-    table: Timetable,
-    tasks: Tasks,
+    round_number: int,
+    timetable: Timetable,
+    tasks: RoundTasks,
     updates: list[Update],
-    refused: dict[int, str],
+    rejections: dict[int, str],
 ) -> list[TaskRecord]:
     """Return what each task of a round cost and how it ended."""
-    traits = run.fleet.traits(table.devices, seed=run.setting.seed)
-    back = {update.device: update for update in updates}
-    arrived = np.isfinite(table.arrival)
-    up = np.where(arrived, tasks.up, 0.0)
-    energy = joules(traits, table.spent, tasks.down + up)
-    # a device that does not count stops when the round closes, whatever it would have done
-    limit = np.where(table.used > 0, np.inf, table.close)[:, None]
-    begun = (table.start < limit).sum(axis=1).tolist()
-    ended = (np.isfinite(table.end) & (table.end <= limit)).sum(axis=1).tolist()
-    found = []
-    for place, device in enumerate(table.devices.tolist()):
-        update, reason = back.get(device), refused.get(device)
-        found.append(
+    costs = run.fleet.get_costs(timetable.devices, seed=run.settings.seed)
+    updates_by_device = {update.device: update for update in updates}
+    up = np.where(np.isfinite(timetable.arrival), tasks.up_bytes, 0.0)
+    joules = compute_joules(costs, timetable.spent, tasks.down_bytes + up)
+    # a device whose update does not count stops when the round closes
+    limit = np.where(timetable.used_steps > 0, np.inf, timetable.closed_at)[:, None]
+    started = (timetable.start < limit).sum(axis=1).tolist()
+    ended = (np.isfinite(timetable.end) & (timetable.end <= limit)).sum(axis=1).tolist()
+    records = []
+    for index, device in enumerate(timetable.devices.tolist()):
+        update, reason = updates_by_device.get(device), rejections.get(device)
+        records.append(
             TaskRecord(
-                round=number,
+                round=round_number,
                 device=device,
-                end=_end(table, place, update, reason),
+                outcome=_describe_outcome(timetable, index, update, reason),
                 samples=update.samples if update else 0,
-                steps=int(table.used[place]) if update else 0,
-                macs=float(table.spent[place]),
-                useful=float(table.useful[place]) if update else 0.0,
-                available=float(table.available[place]),
-                down=int(tasks.down[place]),
-                up=int(up[place]),
-                seconds=float(table.busy[place]),
-                joules=float(energy[place]),
+                steps=int(timetable.used_steps[index]) if update else 0,
+                macs=float(timetable.spent[index]),
+                useful=float(timetable.useful[index]) if update else 0.0,
+                available=float(timetable.available[index]),
+                down=int(tasks.down_bytes[index]),
+                up=int(up[index]),
+                seconds=float(timetable.busy[index]),
+                joules=float(joules[index]),
                 loss=update.loss if update else None,
-                starts=tuple(table.start[place, : begun[place]].tolist()),
-                ends=tuple(table.end[place, : ended[place]].tolist()),
-                rows=tuple(table.row[place, : begun[place]].tolist()),
-                short=int(table.is_short[place, : begun[place]].sum()),
+                starts=tuple(timetable.start[index, : started[index]].tolist()),
+                ends=tuple(timetable.end[index, : ended[index]].tolist()),
+                rows=tuple(timetable.row[index, : started[index]].tolist()),
+                short=int(timetable.is_short[index, : started[index]].sum()),
             )
         )
-    return found
+    return records
 
 
-def _end(table: Timetable, place: int, update: Update | None, reason: str | None) -> str:
+def _describe_outcome(
+    timetable: Timetable, index: int, update: Update | None, reason: str | None
+) -> str:
     if reason:
         return f"rejected: {reason}"
-    is_void = update is None and table.used[place] > 0
-    return (End.VOID if is_void else End(table.ends[place])).name.lower()
-
-
-def trained(folder: Path) -> Params:
-    """Return the network that the run in a folder has come to.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> import torch
-    >>> import pliant as pl
-    >>> images = pl.Images.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
-    >>> data = pl.data.Source(images, images).share(pl.Iid(), devices=4, proxy=8)
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     net, run = pl.models.digits_cnn(), Path(place, "run")
-    ...     fleet = pl.Fleet(size=4)
-    ...     rounds = list(pl.simulate(pl.FedAvg(), net, data, fleet, rounds=1, folder=run))
-    ...     net.load_state_dict(pl.trained(run))
-    <All keys matched successfully>
-    """
-    found = newest(folder)
-    if found is None:
-        raise ValueError(f"{folder}: expected a run with a checkpoint, found none")
-    return found.state.params
+    is_void = update is None and timetable.used_steps[index] > 0
+    return (TaskOutcome.VOID if is_void else TaskOutcome(timetable.outcomes[index])).name.lower()

@@ -1,8 +1,8 @@
-"""Federated methods, one file each."""
+"""Federated learning methods, one file each."""
 
-from pliant.methods.base import Local as Local
+from pliant.methods.base import LocalTraining as LocalTraining
+from pliant.methods.base import LrSchedule as LrSchedule
 from pliant.methods.base import Method as Method
-from pliant.methods.base import Schedule as Schedule
 from pliant.methods.coherent import Coherent as Coherent
 from pliant.methods.distreal import Distreal as Distreal
 from pliant.methods.elfish import Elfish as Elfish
@@ -14,8 +14,8 @@ from pliant.methods.fedrolex import FedRolex as FedRolex
 from pliant.methods.fjord import Fjord as Fjord
 from pliant.methods.heterofl import HeteroFl as HeteroFl
 from pliant.methods.scaffold import Scaffold as Scaffold
-from pliant.methods.server import ServerAdam as ServerAdam
-from pliant.methods.server import ServerSgd as ServerSgd
+from pliant.methods.server_optimisers import ServerAdam as ServerAdam
+from pliant.methods.server_optimisers import ServerSgd as ServerSgd
 
 AnyMethod = (
     FedAvg

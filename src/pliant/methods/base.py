@@ -1,4 +1,4 @@
-"""What every federated method is made of: tasks, steps, updates, and training on a device."""
+"""The building blocks of federated methods: tasks, steps, updates and local training."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,30 +11,30 @@ import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor
 
-from pliant.devices import Plan
+from pliant.devices import BudgetPolicy
 from pliant.nn.elastic import Elastic
-from pliant.nn.learner import Correction, Learner, Loss
-from pliant.nn.optimiser import Optimiser, Sgd
+from pliant.nn.optimisers import Optimiser, Sgd
 from pliant.nn.subnet import Subnet
+from pliant.nn.trainer import Correction, LossFn, SubnetTrainer
 from pliant.params import Params, subtract
-from pliant.rng import stream
+from pliant.rng import rng_stream
 from pliant.value import Count, Fraction, Value
 
 
-class Schedule(Value, frozen=True):
-    """How the learning rate falls over the rounds: not at all, by steps, or along a cosine.
+class LrSchedule(Value, frozen=True):
+    """The learning rate over the rounds: constant, in steps, or along a cosine.
 
     >>> import pliant as pl
-    >>> schedule = pl.Schedule(kind="steps", at=(0.6, 0.8), factor=0.1)
-    >>> [round(schedule.rate(0.1, number, 100), 4) for number in (0, 60, 80)]
+    >>> schedule = pl.LrSchedule(kind="steps", at=(0.6, 0.8), factor=0.1)
+    >>> [round(schedule.lr_at(0.1, number, 100), 4) for number in (0, 60, 80)]
     [0.1, 0.01, 0.001]
     """
 
     kind: Literal["constant", "steps", "cosine"] = "constant"
-    at: tuple[Fraction, ...] = (0.6, 0.8)  # shares of the rounds at which a step is taken
-    factor: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.1  # of one step, or of the cosine's end
+    at: tuple[Fraction, ...] = (0.6, 0.8)  # when to step, as shares of all rounds
+    factor: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.1  # per step, or at the end of the cosine
 
-    def rate(self, lr: float, round: int, rounds: int) -> float:
+    def lr_at(self, lr: float, round: int, rounds: int) -> float:
         """Return the learning rate of a round."""
         done = round / max(1, rounds)
         if self.kind == "steps":
@@ -44,44 +44,44 @@ class Schedule(Value, frozen=True):
         return lr
 
 
-class Local(Value, frozen=True):
-    """How a device trains: optimiser, batch size, passes over its data.
+class LocalTraining(Value, frozen=True):
+    """How a device trains: optimiser, batch size and epochs.
 
     >>> import pliant as pl
-    >>> pl.Local(optimiser=pl.Sgd(lr=0.05), batch=16, epochs=2).batch
+    >>> pl.LocalTraining(optimiser=pl.Sgd(lr=0.05), batch=16, epochs=2).batch
     16
     """
 
     optimiser: Optimiser = Sgd(lr=0.1)
     batch: Count = 32
     epochs: Count = 1
-    schedule: Schedule = Schedule()
+    schedule: LrSchedule = LrSchedule()
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where and when something random happens."""
+class TaskKey:
+    """One device's task in one round of a seeded run; the address of its random numbers."""
 
     seed: int
     round: int
     device: int
 
-    def stream(self, *address: str | int) -> np.random.Generator:
-        """Return the generator for this device in this round."""
-        return stream(self.seed, *address, self.round, self.device)
+    def rng_stream(self, *address: str | int) -> np.random.Generator:
+        """Make the random generator of this device in this round."""
+        return rng_stream(self.seed, *address, self.round, self.device)
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a device is sent, and what it still has of its own."""
+    """A device's work for one round: what it is sent and what it already has."""
 
-    place: Place
+    key: TaskKey
     params: Params  # of the full network, or packed
     lr: float
-    subnet: Subnet | None = None  # the packed sub-network
-    extra: Params = field(default_factory=dict)  # sent too
-    memory: Params = field(default_factory=dict)  # kept on the device since its last round
-    owned: int = 0  # samples that the device has
+    subnet: Subnet | None = None  # of packed params
+    extra: Params = field(default_factory=dict)  # sent along with the params
+    device_state: Params = field(default_factory=dict)  # kept on the device since its last round
+    num_samples: int = 0  # on the device
     classes: tuple[int, ...] = ()  # of these samples
 
 
@@ -95,165 +95,166 @@ class Step:
     macs: float  # expected, as the device reports it
 
 
-Trained = tuple[tuple[Subnet, int], ...]  # subnets, and how many steps each of them had
+SubnetSteps = tuple[tuple[Subnet, int], ...]  # subnets and their numbers of steps
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a device sends back, and what it keeps."""
+    """The result of a task: what the device sends back and what it keeps."""
 
     device: int
-    change: Params  # of what it was sent
+    delta: Params  # trained params minus those it was sent
     samples: int
     steps: int
-    macs: float  # the compute it reports
+    macs: float  # as reported by the device
     loss: float  # mean over its steps
-    subnet: Subnet | None = None  # where a packed change belongs
-    extra: Params = field(default_factory=dict)  # sent too
-    memory: Params = field(default_factory=dict)  # kept on the device
-    owned: int = 0  # samples that the device has
-    trained: Trained = ()
+    subnet: Subnet | None = None  # of a packed delta
+    extra: Params = field(default_factory=dict)  # sent along with the delta
+    device_state: Params = field(default_factory=dict)  # kept on the device
+    num_samples: int = 0  # on the device
+    subnet_steps: SubnetSteps = ()
 
 
-SENT = "sent"
+BROADCAST = "sent"
 
 
 @dataclass(frozen=True)
-class State:
-    """What the server has: the network, and a method's own memory."""
+class ServerState:
+    """The network's parameters and the method's own state on the server."""
 
     params: Params
     extra: Mapping[str, Params] = field(default_factory=dict)
 
     @property
-    def sent(self) -> Params:
-        """Return the part of the memory that devices are sent beside the network."""
-        return self.extra.get(SENT, {})
+    def broadcast(self) -> Params:
+        """Return the part of `extra` that is sent to devices along with the network."""
+        return self.extra.get(BROADCAST, {})
 
 
 class Method(Protocol):
-    """A federated method: both halves, as a value."""
+    """A federated method: its device half and its server half, as one value."""
 
     @property
-    def local(self) -> Local: ...
+    def local(self) -> LocalTraining: ...
 
-    def plan(self, net: Elastic) -> Plan:
-        """Return how devices choose what a mini-batch costs."""
+    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
+        """Return the policy by which devices choose a row, and so the cost, of each mini-batch."""
 
-    def subnet(self, net: Elastic, row: int, place: Place, step: int) -> Subnet:
-        """Return the filters that a step of this row trains."""
+    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
+        """Return the subnet that a step at this row trains."""
 
-    def sends(self, net: Elastic, row: int, place: Place) -> Subnet | None:
-        """Return the sub-network that a device is sent; None for the whole network."""
+    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
+        """Return the subnet that a device is sent, or None for the full network."""
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         """Train on a device."""
 
-    def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
-        """Merge what came back into the network, in whatever order it came."""
+    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+        """Merge updates into the network; their order must not matter."""
 
 
-# Verbs that only some methods need; an engine asks for them with `isinstance`.
-
-
-@runtime_checkable
-class Answering(Protocol):
-    """A method whose devices send back more than their change."""
-
-    def answer_bytes(self, net: Elastic) -> int:
-        """Return how many bytes a device sends beside its change."""
+# Optional parts of a method; engines check for them with `isinstance`.
 
 
 @runtime_checkable
-class Costing(Protocol):
-    """A method whose step is more than one pass of its subnet."""
+class HasExtraUpload(Protocol):
+    """A method whose devices upload more than their delta."""
 
-    def macs(self, net: Elastic, row: int, place: Place, step: int) -> float:
+    def extra_upload_bytes(self, net: Elastic) -> int:
+        """Return how many bytes a device uploads on top of its delta."""
+
+
+@runtime_checkable
+class HasStepCost(Protocol):
+    """A method whose step costs more than one pass of its subnet."""
+
+    def macs(self, net: Elastic, row: int, key: TaskKey, step: int) -> float:
         """Return the MACs per sample of a step, forward and backward."""
 
 
 @runtime_checkable
-class Choosing(Protocol):
-    """A method whose devices find out themselves which filters they train."""
+class SelectsFilters(Protocol):
+    """A method whose devices select the filters they train."""
 
-    def chosen(self, net: Elastic, subnet: Subnet, extra: Params, place: Place) -> Subnet:
-        """Return the filters in the place of as many others, by what a device was sent."""
+    def select_filters(self, net: Elastic, subnet: Subnet, extra: Params, key: TaskKey) -> Subnet:
+        """Return a subnet of the same size, selected by the `extra` that the device was sent."""
 
 
 @runtime_checkable
-class Narrow(Protocol):
-    """A method that may leave some filters untrained for ever."""
+class TracksCoverage(Protocol):
+    """A method that may never train some of the filters."""
 
-    def widest(self, net: Elastic, state: State) -> Subnet | None:
-        """Return the filters that were trained at all; None if all were."""
-
-
-Advance = Callable[[Learner, Step], Tensor]  # train on one mini-batch and return the loss
-Corrector = Callable[[Learner], Correction]
+    def find_trained_subnet(self, net: Elastic, state: ServerState) -> Subnet | None:
+        """Return the subnet of all filters trained so far, or None if every filter was."""
 
 
-def local_training(
+StepFn = Callable[[SubnetTrainer, Step], Tensor]  # trains on one mini-batch and returns its loss
+CorrectionFactory = Callable[[SubnetTrainer], Correction]
+
+
+def train_locally(
     net: Elastic,
     task: Task,
     steps: Iterable[Step],
     optimiser: Optimiser,
     *,
-    advance: Advance | None = None,
+    step_fn: StepFn | None = None,
 ) -> Update:
-    """Train what a device was sent on its mini-batches and return the change."""
+    """Train on a device's mini-batches and return the update."""
     packed = task.subnet
-    params = task.params if packed is None else unpacked(net, task.params, packed)
-    learner = Learner(net, params, optimiser)
-    advance = advance or stepping(task)
-    trained: list[tuple[Subnet, int]] = []
-    samples, count, macs, losses = 0, 0, 0.0, 0.0
+    params = task.params if packed is None else unpack_params(net, task.params, packed)
+    trainer = SubnetTrainer(net, params, optimiser)
+    step_fn = step_fn or make_step(task)
+    subnet_steps: list[tuple[Subnet, int]] = []
+    samples, count, macs, loss_sum = 0, 0, 0.0, 0.0
     for step in steps:
-        losses += float(advance(learner, step))
+        loss_sum += float(step_fn(trainer, step))
         samples, count, macs = samples + len(step.y), count + 1, macs + step.macs
-        if trained and trained[-1][0] is step.subnet:
-            trained[-1] = (step.subnet, trained[-1][1] + 1)
+        if subnet_steps and subnet_steps[-1][0] is step.subnet:
+            subnet_steps[-1] = (step.subnet, subnet_steps[-1][1] + 1)
         else:
-            trained.append((step.subnet, 1))
-    found = learner.params()
+            subnet_steps.append((step.subnet, 1))
+    trained = trainer.params()
     return Update(
-        task.place.device,
-        subtract(found if packed is None else net.take(found, packed), task.params),
+        task.key.device,
+        subtract(trained if packed is None else net.take(trained, packed), task.params),
         samples,
         count,
         macs,
-        losses / max(1, count),
+        loss_sum / max(1, count),
         packed,
-        owned=task.owned,
-        trained=tuple(trained),
+        num_samples=task.num_samples,
+        subnet_steps=tuple(subnet_steps),
     )
 
 
-def stepping(
+def make_step(
     task: Task,
     *,
-    against: Callable[[Tensor], Loss] | None = None,
-    correct: Corrector | None = None,
-) -> Advance:
-    """Return the plain step: the loss against the labels, its gradient corrected, one move."""
-    against = against or cross_entropy
-    made: list[Correction] = []  # one learner, one correction
+    make_loss: Callable[[Tensor], LossFn] | None = None,
+    make_correction: CorrectionFactory | None = None,
+) -> StepFn:
+    """Make the plain step: compute the loss, correct its gradient, update once."""
+    make_loss = make_loss or make_cross_entropy
+    corrections: list[Correction] = []  # at most one, made for the trainer of the first step
 
-    def advance(learner: Learner, step: Step) -> Tensor:
-        if correct is not None and not made:
-            made.append(correct(learner))
-        learner.switch(step.subnet)
-        return learner.step(step.x, against(step.y), lr=task.lr, correct=made[0] if made else None)
+    def run_step(trainer: SubnetTrainer, step: Step) -> Tensor:
+        if make_correction is not None and not corrections:
+            corrections.append(make_correction(trainer))
+        correction = corrections[0] if corrections else None
+        trainer.switch(step.subnet)
+        return trainer.step(step.x, make_loss(step.y), lr=task.lr, correction=correction)
 
-    return advance
+    return run_step
 
 
-def cross_entropy(labels: Tensor) -> Loss:
-    """Return the cross-entropy against these labels."""
+def make_cross_entropy(labels: Tensor) -> LossFn:
+    """Make the cross-entropy loss against these labels."""
     return lambda output: F.cross_entropy(output, labels)
 
 
-def unpacked(net: Elastic, small: Params, subnet: Subnet) -> Params:
-    """Return full-size parameters that have a packed sub-network in its place, zeros elsewhere."""
-    named = (*net.net.named_parameters(), *net.net.named_buffers())
-    empty = {name: torch.zeros_like(tensor) for name, tensor in named if name in small}
-    return net.put(empty, small, subnet)
+def unpack_params(net: Elastic, packed: Params, subnet: Subnet) -> Params:
+    """Expand a packed subnet to full size, with zeros elsewhere."""
+    named = (*net.module.named_parameters(), *net.module.named_buffers())
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in named if name in packed}
+    return net.put(zeros, packed, subnet)

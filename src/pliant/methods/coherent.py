@@ -1,57 +1,76 @@
-"""Coherent dropout: DISTREAL's freedom inside the round, with filters that stay put.
+"""Coherent dropout: adapt within the round as DISTREAL does, but keep the order of filters.
 
-pliant's own: Federated Dropout (Caldas et al., 2018) or FjORD (Horváth et al., NeurIPS 2021) while
-resources are constant, DISTREAL (Rapp et al., AAAI 2022) when they change.
+pliant's own method. It acts as Federated Dropout (Caldas et al., 2018) or FjORD (Horváth et al.,
+NeurIPS 2021) while resources are constant, and as DISTREAL (Rapp et al., AAAI 2022) when they
+change.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from pliant.devices import Plan
-from pliant.devices.plan import Budget
-from pliant.explore.table import Table, fitting
-from pliant.methods.adaptive import Merging, kept, merged, plan_of, priced
-from pliant.methods.base import Local, Place, State, Step, Task, Update, local_training
-from pliant.methods.merge import FILTERS, seen_filters, widest_of
+from pliant.devices import BudgetPolicy
+from pliant.devices.budget import Budget
+from pliant.methods.aggregation import (
+    TRAINED_FILTERS,
+    build_trained_subnet,
+    collect_trained_filters,
+)
+from pliant.methods.base import (
+    LocalTraining,
+    ServerState,
+    Step,
+    Task,
+    TaskKey,
+    Update,
+    train_locally,
+)
+from pliant.methods.table_methods import (
+    Merging,
+    make_table_policy,
+    merge_updates,
+    recompute_costs,
+    select_ordered_subnet,
+)
 from pliant.nn.elastic import Elastic
+from pliant.nn.pareto_table import ParetoTable, resolve_table
 from pliant.nn.subnet import Subnet
 from pliant.value import Value
 
 
 class Coherent(Value, frozen=True, tag="coherent"):
-    """Shrink and grow along one order of filters; average per coordinate by the steps it had.
+    """Shrink and grow along one order of filters; average coordinates by steps trained.
 
     >>> import pliant as pl
     >>> pl.Coherent(filters="prefix").budget
     'paced'
     """
 
-    table: Table | None = None  # None: equal rates for all sites
-    local: Local = Local()
+    table: ParetoTable | None = None  # None: equal rates for all sites
+    local: LocalTraining = LocalTraining()
     budget: Budget = "paced"
-    filters: Literal["round", "prefix"] = "round"  # a random order a round, or their own
-    scaled: bool = True  # survivors stand for the absent
+    filters: Literal["round", "prefix"] = "round"  # a random order per round, or the natural one
+    scaled: bool = True  # rescale kept filters, as in dropout
     merging: Merging = "counts"
 
-    def plan(self, net: Elastic) -> Plan:
-        return plan_of(self._table(net), self.budget, adapts=True)
+    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
+        return make_table_policy(self._make_table(net), self.budget, is_adaptive=True)
 
-    def subnet(self, net: Elastic, row: int, place: Place, step: int) -> Subnet:
-        rates = self._table(net).rates[row]
-        return kept(net, rates, place, self.filters, scaled=self.scaled)
+    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
+        rates = self._make_table(net).rates[row]
+        return select_ordered_subnet(net, rates, key, self.filters, scaled=self.scaled)
 
-    def sends(self, net: Elastic, row: int, place: Place) -> Subnet | None:
+    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return None
 
-    def widest(self, net: Elastic, state: State) -> Subnet | None:
-        return widest_of(net, state)
+    def find_trained_subnet(self, net: Elastic, state: ServerState) -> Subnet | None:
+        return build_trained_subnet(net, state)
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        return local_training(net, task, steps, self.local.optimiser)
+        return train_locally(net, task, steps, self.local.optimiser)
 
-    def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
-        params = merged(net, state.params, updates, self.merging)
-        return State(params, {FILTERS: seen_filters(state, updates)})
+    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+        params = merge_updates(net, state.params, updates, self.merging)
+        return ServerState(params, {TRAINED_FILTERS: collect_trained_filters(state, updates)})
 
-    def _table(self, net: Elastic) -> Table:
-        return priced(net, fitting(self.table, net), self.filters)
+    def _make_table(self, net: Elastic) -> ParetoTable:
+        return recompute_costs(net, resolve_table(self.table, net), self.filters)

@@ -1,4 +1,4 @@
-"""DISTREAL: rates from a table by the resources of the moment, new filters each mini-batch.
+"""DISTREAL: choose rates from a table by current resources, and new filters per mini-batch.
 
 Rapp et al., "DISTREAL: Distributed resource-aware learning in heterogeneous systems", AAAI 2022.
 """
@@ -6,57 +6,73 @@ Rapp et al., "DISTREAL: Distributed resource-aware learning in heterogeneous sys
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from pliant.devices import Plan
-from pliant.devices.plan import Budget
-from pliant.explore.table import Table, fitting
-from pliant.methods.adaptive import Merging, kept, merged, plan_of, priced
-from pliant.methods.base import Local, Place, State, Step, Task, Update, local_training
+from pliant.devices import BudgetPolicy
+from pliant.devices.budget import Budget
+from pliant.methods.base import (
+    LocalTraining,
+    ServerState,
+    Step,
+    Task,
+    TaskKey,
+    Update,
+    train_locally,
+)
+from pliant.methods.table_methods import (
+    Merging,
+    make_table_policy,
+    merge_updates,
+    recompute_costs,
+    select_ordered_subnet,
+)
 from pliant.nn.elastic import Elastic
-from pliant.nn.subnet import Choice, Subnet
+from pliant.nn.pareto_table import ParetoTable, resolve_table
+from pliant.nn.subnet import Sampling, Subnet
 from pliant.value import Positive, Value
 
 
 class Distreal(Value, frozen=True, tag="distreal"):
-    """Drop filters at the rates that fit now, and average by reported MACs (Algorithms 1 and 2).
+    """Drop filters at rates that fit current resources; average by reported MACs.
 
-    The last fields are its ablations: equal rates for all sites in the place of the table; filters
-    that are the first of one random order a round; rates that are chosen once, at the round's
-    start, for `margin` times the speed; another merge.
+    The last five fields are ablations of Algorithms 1 and 2: equal rates for all sites instead of
+    the table, filters from one random order per round, rates chosen once at the start of the round
+    for `margin` times the speed, and other merges.
 
     >>> import pliant as pl
-    >>> pl.Distreal(budget="paced", local=pl.Local(batch=16)).merging
+    >>> pl.Distreal(budget="paced", local=pl.LocalTraining(batch=16)).merging
     'macs'
     """
 
-    table: Table | None = None  # None: equal rates for all sites
-    local: Local = Local()
+    table: ParetoTable | None = None  # None: equal rates for all sites
+    local: LocalTraining = LocalTraining()
     budget: Budget = "as-written"
-    choice: Choice = "bernoulli"
+    choice: Sampling = "bernoulli"
     rates: Literal["table", "uniform"] = "table"
     filters: Literal["batch", "round"] = "batch"
     adapts: bool = True
     margin: Positive = 1.0
     merging: Merging = "macs"
 
-    def plan(self, net: Elastic) -> Plan:
-        return plan_of(self._table(net), self.budget, adapts=self.adapts, margin=self.margin)
+    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
+        return make_table_policy(
+            self._make_table(net), self.budget, is_adaptive=self.adapts, margin=self.margin
+        )
 
-    def subnet(self, net: Elastic, row: int, place: Place, step: int) -> Subnet:
-        rates = self._table(net).rates[row]
+    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
+        rates = self._make_table(net).rates[row]
         if self.filters == "batch":
-            return net.draw(rates, place.stream("dropout", step), self.choice)
-        return kept(net, rates, place, "round", scaled=True)
+            return net.draw(rates, key.rng_stream("dropout", step), self.choice)
+        return select_ordered_subnet(net, rates, key, "round", scaled=True)
 
-    def sends(self, net: Elastic, row: int, place: Place) -> Subnet | None:
+    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         is_fixed = self.filters == "round" and not self.adapts
-        return self.subnet(net, row, place, 0) if is_fixed else None
+        return self.select_subnet(net, row, key, 0) if is_fixed else None
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        return local_training(net, task, steps, self.local.optimiser)
+        return train_locally(net, task, steps, self.local.optimiser)
 
-    def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
-        return State(merged(net, state.params, updates, self.merging))
+    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+        return ServerState(merge_updates(net, state.params, updates, self.merging))
 
-    def _table(self, net: Elastic) -> Table:
-        table = fitting(None if self.rates == "uniform" else self.table, net)
-        return priced(net, table, self.filters)
+    def _make_table(self, net: Elastic) -> ParetoTable:
+        table = resolve_table(None if self.rates == "uniform" else self.table, net)
+        return recompute_costs(net, table, self.filters)

@@ -1,4 +1,4 @@
-"""ELFISH: slow devices train the neurons that matter most, and the others in turn.
+"""ELFISH: slow devices train the most important neurons and rotate through the others.
 
 Xu et al., "ELFISH: Resource-aware federated learning on heterogeneous edge devices", 2019, and
 "Helios: Heterogeneity-aware federated learning with dynamically balanced collaboration", DAC 2021.
@@ -6,96 +6,109 @@ Xu et al., "ELFISH: Resource-aware federated learning on heterogeneous edge devi
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Annotated
 
 import numpy as np
 import torch
-from msgspec import Meta
 
-from pliant.devices import PerRound, Plan, Rows
-from pliant.explore.table import Table
-from pliant.methods.average import move
-from pliant.methods.base import SENT, Local, Place, State, Step, Task, Update, local_training
-from pliant.methods.merge import mean_change
-from pliant.methods.parts import fine_widths, own_order, taken_first, widths_table
+from pliant.devices import BudgetPolicy, CostRows, PerRound
+from pliant.methods.aggregation import apply_delta, average_deltas
+from pliant.methods.base import (
+    BROADCAST,
+    LocalTraining,
+    ServerState,
+    Step,
+    Task,
+    TaskKey,
+    Update,
+    train_locally,
+)
+from pliant.methods.filter_orders import (
+    Width,
+    make_fine_widths,
+    make_natural_order,
+    make_width_table,
+    select_prefix,
+)
 from pliant.nn.elastic import Elastic
+from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
 from pliant.value import Fraction, Positive, Value
 
 
 class Elfish(Value, frozen=True, tag="elfish"):
-    """Keep a share of the filters by how much they have moved lately, the rest in rotation.
+    """Train the filters that changed most last round, and the others in rotation.
 
-    The whole network travels; what a device has masked comes back unchanged, and a device counts by
-    the share of filters that it has trained.
+    Devices are sent the full network and return masked filters unchanged. A device's weight is
+    proportional to the share of filters it trained.
 
     >>> import pliant as pl
-    >>> pl.Elfish(top=0.25, margin=0.7).least
+    >>> pl.Elfish(top=0.25, margin=0.7).min_width
     0.25
     """
 
-    local: Local = Local()
-    top: Fraction = 0.5  # share of a device's filters that is chosen by contribution
-    least: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.25
+    local: LocalTraining = LocalTraining()
+    top: Fraction = 0.5  # share of a device's filters chosen by contribution
+    min_width: Width = 0.25
     margin: Positive = 1.0
 
-    def plan(self, net: Elastic) -> Plan:
-        return PerRound(Rows(self._table(net).shares), self.margin)
+    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
+        return PerRound(CostRows(self._make_table(net).shares), self.margin)
 
-    def subnet(self, net: Elastic, row: int, place: Place, step: int) -> Subnet:
-        """Return as many filters as the device will train; which ones, it finds out itself."""
-        return taken_first(net, self._table(net).rates[row], own_order(net))
+    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
+        """Return a subnet of the right size; the device selects the filters itself."""
+        return select_prefix(net, self._make_table(net).rates[row], make_natural_order(net))
 
-    def sends(self, net: Elastic, row: int, place: Place) -> Subnet | None:
+    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return None
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        chosen: dict[tuple[int, ...], Subnet] = {}
+        subnets: dict[tuple[int, ...], Subnet] = {}
 
-        def own(step: Step) -> Step:
+        def replace_subnet(step: Step) -> Step:
             counts = step.subnet.counts
-            if counts not in chosen:
-                chosen[counts] = self.chosen(net, step.subnet, task.extra, task.place)
-            return replace(step, subnet=chosen[counts])
+            if counts not in subnets:
+                subnets[counts] = self.select_filters(net, step.subnet, task.extra, task.key)
+            return replace(step, subnet=subnets[counts])
 
-        return local_training(net, task, map(own, steps), self.local.optimiser)
+        return train_locally(net, task, map(replace_subnet, steps), self.local.optimiser)
 
-    def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
+    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
         if not updates:
             return state
-        change = mean_change(net, state.params, updates, _trained_share)
-        return State(move(state.params, change), {SENT: _contributions(net, change)})
+        delta = average_deltas(net, state.params, updates, _weight_by_trained_share)
+        contributions = _measure_contributions(net, delta)
+        return ServerState(apply_delta(state.params, delta), {BROADCAST: contributions})
 
-    def chosen(self, net: Elastic, subnet: Subnet, extra: Params, place: Place) -> Subnet:
-        """Choose the filters that moved most, then others, beginning where the last turn ended."""
-        order, rates = [], []
+    def select_filters(self, net: Elastic, subnet: Subnet, extra: Params, key: TaskKey) -> Subnet:
+        """Select the filters that changed most, then the next ones in rotation."""
+        orders, rates = [], []
         for site, (size, count) in enumerate(zip(net.sizes, subnet.counts, strict=True)):
-            moved = extra.get(str(site), torch.zeros(size))
-            best = int(self.top * count) if extra else 0
-            ranking = np.argsort(-moved.numpy(), kind="stable")
-            others = np.sort(ranking[best:])
-            begin = (place.round * (count - best) + place.device) % max(1, len(others))
-            order.append(np.concatenate([ranking[:best], np.roll(others, -begin)]))
+            contributions = extra.get(str(site), torch.zeros(size))
+            num_top = int(self.top * count) if extra else 0
+            ranking = np.argsort(-contributions.numpy(), kind="stable")
+            others = np.sort(ranking[num_top:])
+            start = (key.round * (count - num_top) + key.device) % max(1, len(others))
+            orders.append(np.concatenate([ranking[:num_top], np.roll(others, -start)]))
             rates.append(1.0 - count / size)
-        return net.first(rates, tuple(order)) if any(rates) else net.full
+        return net.select_prefix(rates, tuple(orders)) if any(rates) else net.full
 
-    def _table(self, net: Elastic) -> Table:
-        return widths_table(net, fine_widths(self.least))
-
-
-def _trained_share(update: Update) -> float:
-    """Return how many samples a device counts for: by the share of filters that it trained."""
-    kept = sum(sum(subnet.counts) * steps for subnet, steps in update.trained)
-    full = sum(sum(map(len, subnet.masks)) * steps for subnet, steps in update.trained)
-    return update.samples * (kept / full if full else 1.0)
+    def _make_table(self, net: Elastic) -> ParetoTable:
+        return make_width_table(net, make_fine_widths(self.min_width))
 
 
-def _contributions(net: Elastic, change: Params) -> Params:
-    """Return for each site how far each of its filters moved in this round."""
+def _weight_by_trained_share(update: Update) -> float:
+    """Weight a device by its samples times the share of filters it trained."""
+    trained = sum(sum(subnet.counts) * steps for subnet, steps in update.subnet_steps)
+    full = sum(sum(map(len, subnet.masks)) * steps for subnet, steps in update.subnet_steps)
+    return update.samples * (trained / full if full else 1.0)
+
+
+def _measure_contributions(net: Elastic, delta: Params) -> Params:
+    """Return one tensor per site: how far each of its filters moved in this round."""
     return {
         str(site): torch.stack(
-            [change[layer].square().flatten(1).sum(dim=1) for layer in group.layers]
+            [delta[layer].square().flatten(1).sum(dim=1) for layer in group.layers]
         )
         .sum(dim=0)
         .sqrt()

@@ -1,4 +1,4 @@
-"""FedAvg: the full network everywhere, a mean weighted by samples.
+"""FedAvg: train the full network on every device and average, weighted by samples.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
 AISTATS 2017.
@@ -6,11 +6,19 @@ AISTATS 2017.
 
 from collections.abc import Iterable, Sequence
 
-from pliant.devices import FULL, Plan
-from pliant.methods.base import Local, Place, State, Step, Task, Update, local_training
-from pliant.methods.merge import Weigh, weight_by
-from pliant.methods.robust import AnyMerge, Mean, merged_change
-from pliant.methods.server import Server, ServerSgd
+from pliant.devices import FULL_NETWORK, BudgetPolicy
+from pliant.methods.aggregation import Weighting, weight_by
+from pliant.methods.base import (
+    LocalTraining,
+    ServerState,
+    Step,
+    Task,
+    TaskKey,
+    Update,
+    train_locally,
+)
+from pliant.methods.robust import AnyMerge, Mean, merge_by_rule
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Subnet
 from pliant.value import Value
@@ -22,29 +30,29 @@ class FedAvg(Value, frozen=True, tag="fedavg"):
     With a server optimiser it is FedAvgM (`ServerSgd(momentum=0.9)`) or FedAdam (`ServerAdam()`).
 
     >>> import pliant as pl
-    >>> pl.FedAvg(server=pl.ServerSgd(momentum=0.9)).weigh
+    >>> pl.FedAvg(server=pl.ServerSgd(momentum=0.9)).weighting
     'samples'
     """
 
-    local: Local = Local()
-    weigh: Weigh = "samples"
-    merging: AnyMerge = Mean()  # or one that lying devices cannot ruin
-    server: Server = ServerSgd()
+    local: LocalTraining = LocalTraining()
+    weighting: Weighting = "samples"
+    merging: AnyMerge = Mean()  # or a Byzantine-robust rule
+    server: AnyServerOptimiser = ServerSgd()
 
-    def plan(self, net: Elastic) -> Plan:
-        return FULL
+    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
+        return FULL_NETWORK
 
-    def subnet(self, net: Elastic, row: int, place: Place, step: int) -> Subnet:
+    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
         return net.full
 
-    def sends(self, net: Elastic, row: int, place: Place) -> Subnet | None:
+    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return None
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        return local_training(net, task, steps, self.local.optimiser)
+        return train_locally(net, task, steps, self.local.optimiser)
 
-    def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
+    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
         if not updates:
             return state
-        change = merged_change(self.merging, net, state.params, updates, weight_by(self.weigh))
-        return self.server.step(net, state, change)
+        delta = merge_by_rule(self.merging, net, state.params, updates, weight_by(self.weighting))
+        return self.server.step(net, state, delta)

@@ -1,61 +1,73 @@
-"""Federated Dropout: each device trains a random sub-network of its own for a round.
+"""Federated Dropout: each device trains its own random sub-network for one round.
 
 Caldas et al., "Expanding the reach of federated learning by reducing client resource requirements",
-2018; a rate per device from its resources, as Rapp et al., DISTREAL, AAAI 2022, extend it.
+2018; with a rate per device by its resources, as in Rapp et al., DISTREAL, AAAI 2022.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
-from msgspec import Meta
-
-from pliant.devices import PerRound, Plan, Rows
-from pliant.explore.table import Table
-from pliant.methods.average import move
-from pliant.methods.base import Local, Place, State, Step, Task, Update, local_training
-from pliant.methods.merge import Weigh, held, mean_change, weight_by
-from pliant.methods.parts import common_order, fine_widths, random_order, taken_first, widths_table
+from pliant.devices import BudgetPolicy, CostRows, PerRound
+from pliant.methods.aggregation import Weighting, apply_delta, average_deltas, cover_sent, weight_by
+from pliant.methods.base import (
+    LocalTraining,
+    ServerState,
+    Step,
+    Task,
+    TaskKey,
+    Update,
+    train_locally,
+)
+from pliant.methods.filter_orders import (
+    Width,
+    make_device_order,
+    make_fine_widths,
+    make_round_order,
+    make_width_table,
+    select_prefix,
+)
 from pliant.nn.elastic import Elastic
+from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.value import Positive, Value
 
-Width = Annotated[float, Meta(gt=0.0, le=1.0)]
-
 
 class FedDropout(Value, frozen=True, tag="feddropout"):
-    """Send each device a random part that fits its speed; average per coordinate who has it.
+    """Send each device a random subnet that fits its speed; average each coordinate over holders.
 
     >>> import pliant as pl
     >>> pl.FedDropout(margin=0.7).merging
     'counts'
     """
 
-    local: Local = Local()
-    least: Width = 0.25  # of a site's filters: no device trains less
-    margin: Positive = 1.0  # plan for this share of what the speed at the start allows
-    masks: Literal["device", "round"] = "device"  # one draw each, or one for all of a round
-    scaled: bool = True  # survivors stand for the absent, as in dropout
-    merging: Literal["counts", "mean"] = "counts"  # mean: what was not sent counts as unchanged
-    weigh: Weigh = "equal"
+    local: LocalTraining = LocalTraining()
+    min_width: Width = 0.25  # smallest share of a site's filters
+    margin: Positive = 1.0  # share of the initial speed to plan for
+    masks: Literal["device", "round"] = "device"  # one draw per device, or one per round
+    scaled: bool = True  # rescale kept filters, as in dropout
+    merging: Literal["counts", "mean"] = "counts"  # mean: absent coordinates count as unchanged
+    weighting: Weighting = "equal"
 
-    def plan(self, net: Elastic) -> Plan:
-        return PerRound(Rows(self._table(net).shares), self.margin)
+    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
+        return PerRound(CostRows(self._make_table(net).shares), self.margin)
 
-    def subnet(self, net: Elastic, row: int, place: Place, step: int) -> Subnet:
-        own = self.masks == "device"
-        order = random_order(net, place) if own else common_order(net, place.seed, place.round)
-        return taken_first(net, self._table(net).rates[row], order, self.scaled)
+    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
+        if self.masks == "device":
+            order = make_device_order(net, key)
+        else:
+            order = make_round_order(net, key.seed, key.round)
+        return select_prefix(net, self._make_table(net).rates[row], order, self.scaled)
 
-    def sends(self, net: Elastic, row: int, place: Place) -> Subnet | None:
-        return self.subnet(net, row, place, 0)
+    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
+        return self.select_subnet(net, row, key, 0)
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        return local_training(net, task, steps, self.local.optimiser)
+        return train_locally(net, task, steps, self.local.optimiser)
 
-    def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
-        cover = held if self.merging == "counts" else None
-        change = mean_change(net, state.params, updates, weight_by(self.weigh), cover)
-        return State(move(state.params, change))
+    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+        cover = cover_sent if self.merging == "counts" else None
+        delta = average_deltas(net, state.params, updates, weight_by(self.weighting), cover)
+        return ServerState(apply_delta(state.params, delta))
 
-    def _table(self, net: Elastic) -> Table:
-        return widths_table(net, fine_widths(self.least))
+    def _make_table(self, net: Elastic) -> ParetoTable:
+        return make_width_table(net, make_fine_widths(self.min_width))

@@ -1,54 +1,62 @@
-"""FedNova: changes are normalised by the steps that made them, so that long runs do not bias.
+"""FedNova: normalise each delta by its number of steps, so that devices with more do not bias.
 
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization",
-NeurIPS 2020; the momentum-free rule, where a device's change is divided by its number of steps.
+NeurIPS 2020; the rule without momentum.
 """
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from pliant.devices import FULL, Plan
-from pliant.methods.base import Local, Place, State, Step, Task, Update, local_training
-from pliant.methods.merge import mean_change, move_trained
+from pliant.devices import FULL_NETWORK, BudgetPolicy
+from pliant.methods.aggregation import apply_scaled_delta, average_deltas
+from pliant.methods.base import (
+    LocalTraining,
+    ServerState,
+    Step,
+    Task,
+    TaskKey,
+    Update,
+    train_locally,
+)
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Subnet
 from pliant.value import Value
 
 
 class FedNova(Value, frozen=True, tag="fednova"):
-    """Average changes per step, weighted by data, and go as many steps as devices did on average.
+    """Average deltas per step, weighted by data, and multiply by the mean number of steps.
 
-    With p the shares of the data and tau the steps, the change is
-    ``(sum p tau) · sum p change / tau``.
+    With data shares p and steps tau, the merged delta is ``(sum p tau) · sum p delta / tau``.
 
     >>> import pliant as pl
-    >>> pl.FedNova(local=pl.Local(batch=16)).local.batch
+    >>> pl.FedNova(local=pl.LocalTraining(batch=16)).local.batch
     16
     """
 
-    local: Local = Local()
+    local: LocalTraining = LocalTraining()
 
-    def plan(self, net: Elastic) -> Plan:
-        return FULL
+    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
+        return FULL_NETWORK
 
-    def subnet(self, net: Elastic, row: int, place: Place, step: int) -> Subnet:
+    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
         return net.full
 
-    def sends(self, net: Elastic, row: int, place: Place) -> Subnet | None:
+    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return None
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        return local_training(net, task, steps, self.local.optimiser)
+        return train_locally(net, task, steps, self.local.optimiser)
 
-    def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
+    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
         if not updates:
             return state
 
-        def per_step(update: Update) -> Fraction:
-            return Fraction(update.owned, update.steps)
+        def weight_per_step(update: Update) -> Fraction:
+            return Fraction(update.num_samples, update.steps)
 
-        owned = sum(update.owned for update in updates)
-        steps = sum(Fraction(update.owned * update.steps, owned) for update in updates)
-        length = steps * sum(per_step(update) for update in updates) / owned  # 1 for equal steps
-        change = mean_change(net, state.params, updates, per_step)
-        return State(move_trained(net, state.params, change, float(length)))
+        samples = sum(update.num_samples for update in updates)
+        steps = sum(Fraction(update.num_samples * update.steps, samples) for update in updates)
+        # 1 if all devices took the same number of steps
+        scale = steps * sum(weight_per_step(update) for update in updates) / samples
+        delta = average_deltas(net, state.params, updates, weight_per_step)
+        return ServerState(apply_scaled_delta(net, state.params, delta, float(scale)))

@@ -1,4 +1,4 @@
-"""FedProx: a spring to what was sent, so that unfinished work can be merged too.
+"""FedProx: a proximal term keeps local training near the global network.
 
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
 """
@@ -8,67 +8,66 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from pliant.devices import FULL, Plan
-from pliant.methods.average import move
+from pliant.devices import FULL_NETWORK, BudgetPolicy
+from pliant.methods.aggregation import Weighting, apply_delta, weight_by
 from pliant.methods.base import (
-    Local,
-    Place,
-    State,
+    LocalTraining,
+    ServerState,
     Step,
     Task,
+    TaskKey,
     Update,
-    local_training,
-    stepping,
+    make_step,
+    train_locally,
 )
-from pliant.methods.merge import Weigh, weight_by
-from pliant.methods.robust import AnyMerge, Mean, merged_change
+from pliant.methods.robust import AnyMerge, Mean, merge_by_rule
 from pliant.nn.elastic import Elastic
-from pliant.nn.learner import Correction, Learner
 from pliant.nn.subnet import Subnet
+from pliant.nn.trainer import Correction, SubnetTrainer
 from pliant.value import NonNegative, Value
 
 
 class FedProx(Value, frozen=True, tag="fedprox"):
-    """FedAvg whose local loss has the extra term ``mu/2 · |w - w_sent|²``.
+    """FedAvg with the extra term ``mu/2 · |w - w_sent|²`` in the local loss.
 
-    With mu = 0 and the deadline rule `partial` it is the plain rival of every method that trains
-    parts: the full network, sent as far as it got.
+    With mu = 0 and the deadline rule `partial` it is the plain baseline for methods that train
+    sub-networks: the full network, trained as far as time allows.
 
     >>> import pliant as pl
-    >>> rival, rules = pl.FedProx(mu=0.0), pl.Rules(late="partial")
-    >>> rival.mu, rules.late
+    >>> baseline, rules = pl.FedProx(mu=0.0), pl.RoundRules(late="partial")
+    >>> baseline.mu, rules.late
     (0.0, 'partial')
     """
 
     mu: NonNegative = 0.01
-    local: Local = Local()
-    weigh: Weigh = "samples"
+    local: LocalTraining = LocalTraining()
+    weighting: Weighting = "samples"
     merging: AnyMerge = Mean()
 
-    def plan(self, net: Elastic) -> Plan:
-        return FULL
+    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
+        return FULL_NETWORK
 
-    def subnet(self, net: Elastic, row: int, place: Place, step: int) -> Subnet:
+    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
         return net.full
 
-    def sends(self, net: Elastic, row: int, place: Place) -> Subnet | None:
+    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return None
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        def spring(learner: Learner) -> Correction:
-            sent = learner.laid(task.params)
+        def make_proximal_term(trainer: SubnetTrainer) -> Correction:
+            sent = trainer.flatten_params(task.params)
 
-            def pull(grads: list[Tensor], params: list[Tensor]) -> list[Tensor]:
-                away = torch._foreach_sub(params, learner.part(sent))
-                return list(torch._foreach_add(grads, away, alpha=self.mu))
+            def add_gradient(grads: list[Tensor], params: list[Tensor]) -> list[Tensor]:
+                difference = torch._foreach_sub(params, trainer.gather_subnet(sent))
+                return list(torch._foreach_add(grads, difference, alpha=self.mu))
 
-            return pull
+            return add_gradient
 
-        advance = stepping(task, correct=spring)
-        return local_training(net, task, steps, self.local.optimiser, advance=advance)
+        step_fn = make_step(task, make_correction=make_proximal_term)
+        return train_locally(net, task, steps, self.local.optimiser, step_fn=step_fn)
 
-    def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
+    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
         if not updates:
             return state
-        change = merged_change(self.merging, net, state.params, updates, weight_by(self.weigh))
-        return State(move(state.params, change))
+        delta = merge_by_rule(self.merging, net, state.params, updates, weight_by(self.weighting))
+        return ServerState(apply_delta(state.params, delta))

@@ -1,121 +1,135 @@
-"""FjORD: ordered dropout, a width drawn anew for every mini-batch.
+"""FjORD: ordered dropout with a new random width for every mini-batch.
 
 Horváth et al., "FjORD: Fair and accurate federated learning under heterogeneous targets with
 ordered dropout", NeurIPS 2021.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from msgspec import Meta
 from torch import Tensor
 
-from pliant.devices import PerBatch, PerRound, Plan, Rows
-from pliant.devices.plan import Budget
-from pliant.explore.table import Table
-from pliant.methods.average import move
-from pliant.methods.base import Local, Place, State, Step, Task, Update, local_training
-from pliant.methods.merge import (
-    FILTERS,
-    Weigh,
-    held,
-    mean_change,
-    seen_filters,
-    touched,
+from pliant.devices import BudgetPolicy, CostRows, PerBatch, PerRound
+from pliant.devices.budget import Budget
+from pliant.methods.aggregation import (
+    TRAINED_FILTERS,
+    Weighting,
+    apply_delta,
+    average_deltas,
+    build_trained_subnet,
+    collect_trained_filters,
+    cover_sent,
+    cover_trained,
     weight_by,
-    widest_of,
 )
-from pliant.methods.parts import own_order, taken_first, widths_table
+from pliant.methods.base import (
+    LocalTraining,
+    ServerState,
+    Step,
+    Task,
+    TaskKey,
+    Update,
+    train_locally,
+)
+from pliant.methods.filter_orders import (
+    Width,
+    make_natural_order,
+    make_width_table,
+    select_prefix,
+)
 from pliant.nn.elastic import Elastic
-from pliant.nn.learner import Learner
+from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
+from pliant.nn.trainer import SubnetTrainer
 from pliant.value import Positive, Value
-
-Width = Annotated[float, Meta(gt=0.0, le=1.0)]
 
 
 class Fjord(Value, frozen=True, tag="fjord"):
-    """Train a prefix whose width is drawn up to what a device can do at the round's start.
+    """Train prefixes of random width, up to the largest that fits at the start of the round.
 
-    `distilled` lets the device's widest network teach the drawn one in the same step. `dynamic`
-    draws nothing: the width is the largest that fits at the moment.
+    With `distilled`, the device's widest network teaches the sampled one in the same step. With
+    `dynamic`, the width is not random but the largest that fits current resources.
 
     >>> import pliant as pl
     >>> pl.Fjord(dynamic=True, budget="paced").widths
     (0.2, 0.4, 0.6, 0.8, 1.0)
     """
 
-    local: Local = Local()
+    local: LocalTraining = LocalTraining()
     widths: tuple[Width, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
     distilled: bool = False
     dynamic: bool = False
     budget: Budget = "as-written"  # of the dynamic variant
     margin: Positive = 1.0
-    weigh: Weigh = "samples"
+    weighting: Weighting = "samples"
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
         if not self.widths or (self.distilled and self.dynamic):
-            raise ValueError("Expected a width at least, and not both `distilled` and `dynamic`")
+            raise ValueError("Expected at least one width, and not both `distilled` and `dynamic`")
 
-    def plan(self, net: Elastic) -> Plan:
-        table = self._table(net)
+    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
+        table = self._make_table(net)
         if self.dynamic:
-            return PerBatch(Rows(table.shares), self.budget)
+            return PerBatch(CostRows(table.shares), self.budget)
         rows = range(len(table.shares))
-        costs = [sum(table.shares[: row + 1]) / (row + 1) for row in rows]  # of a drawn width
+        costs = [sum(table.shares[: row + 1]) / (row + 1) for row in rows]  # mean of all widths
         if self.distilled:
             costs = [cost + table.shares[row] for row, cost in enumerate(costs)]
-        return PerRound(Rows(tuple(costs)), self.margin)
+        return PerRound(CostRows(tuple(costs)), self.margin)
 
-    def subnet(self, net: Elastic, row: int, place: Place, step: int) -> Subnet:
+    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
         if not self.dynamic:
-            row = int(place.stream("width", step).integers(row + 1))
-        return self._prefix(net, row)
+            row = int(key.rng_stream("width", step).integers(row + 1))
+        return self._select_prefix(net, row)
 
-    def sends(self, net: Elastic, row: int, place: Place) -> Subnet | None:
-        return None if self.dynamic else self._prefix(net, row)
+    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
+        return None if self.dynamic else self._select_prefix(net, row)
 
-    def macs(self, net: Elastic, row: int, place: Place, step: int) -> float:
-        passes = [self.subnet(net, row, place, step)]
+    def macs(self, net: Elastic, row: int, key: TaskKey, step: int) -> float:
+        subnets = [self.select_subnet(net, row, key, step)]
         if self.distilled:
-            passes.append(self._prefix(net, row))
-        return sum(net.macs(subnet, training=True) for subnet in passes)
+            subnets.append(self._select_prefix(net, row))
+        return sum(net.macs(subnet, training=True) for subnet in subnets)
 
-    def widest(self, net: Elastic, state: State) -> Subnet | None:
-        return widest_of(net, state)
+    def find_trained_subnet(self, net: Elastic, state: ServerState) -> Subnet | None:
+        return build_trained_subnet(net, state)
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        def taught(learner: Learner, step: Step) -> Tensor:
+        def distil(trainer: SubnetTrainer, step: Step) -> Tensor:
             assert task.subnet is not None
-            lessons: list[Tensor] = []
+            targets: list[Tensor] = []
 
-            def teach(output: Tensor) -> Tensor:
-                lessons.append(output.detach().softmax(dim=1))
+            def teacher_loss(output: Tensor) -> Tensor:
+                targets.append(output.detach().softmax(dim=1))
                 return F.cross_entropy(output, step.y)
 
-            learner.switch(task.subnet)
-            loss, grads = learner.gradients(step.x, teach)
-            full = learner.spread(grads)
-            learner.switch(step.subnet)
-            _, grads = learner.gradients(step.x, lambda output: F.cross_entropy(output, lessons[0]))
-            full = list(torch._foreach_add(full, learner.spread(grads)))
-            learner.switch(task.subnet)
-            learner.descend(learner.part(full), lr=task.lr)
+            trainer.switch(task.subnet)
+            loss, grads = trainer.compute_gradients(step.x, teacher_loss)
+            full = trainer.scatter_subnet(grads)
+            trainer.switch(step.subnet)
+            _, grads = trainer.compute_gradients(
+                step.x, lambda output: F.cross_entropy(output, targets[0])
+            )
+            full = list(torch._foreach_add(full, trainer.scatter_subnet(grads)))
+            trainer.switch(task.subnet)
+            trainer.apply_gradients(trainer.gather_subnet(full), lr=task.lr)
             return loss
 
-        advance = taught if self.distilled else None
-        return local_training(net, task, steps, self.local.optimiser, advance=advance)
+        step_fn = distil if self.distilled else None
+        return train_locally(net, task, steps, self.local.optimiser, step_fn=step_fn)
 
-    def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
-        cover = touched if self.dynamic else held
-        change = mean_change(net, state.params, updates, weight_by(self.weigh), cover)
-        return State(move(state.params, change), {FILTERS: seen_filters(state, updates)})
+    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+        cover = cover_trained if self.dynamic else cover_sent
+        delta = average_deltas(net, state.params, updates, weight_by(self.weighting), cover)
+        return ServerState(
+            apply_delta(state.params, delta),
+            {TRAINED_FILTERS: collect_trained_filters(state, updates)},
+        )
 
-    def _prefix(self, net: Elastic, row: int) -> Subnet:
-        return taken_first(net, self._table(net).rates[row], own_order(net))
+    def _select_prefix(self, net: Elastic, row: int) -> Subnet:
+        return select_prefix(net, self._make_table(net).rates[row], make_natural_order(net))
 
-    def _table(self, net: Elastic) -> Table:
-        return widths_table(net, self.widths)
+    def _make_table(self, net: Elastic) -> ParetoTable:
+        return make_width_table(net, self.widths)

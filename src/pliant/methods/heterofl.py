@@ -1,4 +1,4 @@
-"""HeteroFL: nested widths, each device the largest that fits at the round's start.
+"""HeteroFL: nested widths; each device trains the largest that fits at the start of the round.
 
 Diao et al., "HeteroFL: Computation and communication efficient federated learning for heterogeneous
 clients", ICLR 2021; widths of 0.7 as in Rapp et al., DISTREAL, AAAI 2022.
@@ -13,31 +13,45 @@ import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor
 
-from pliant.devices import PerRound, Plan, Rows
-from pliant.explore.table import Table
-from pliant.methods.average import move
-from pliant.methods.base import Local, Place, State, Step, Task, Update, local_training, stepping
-from pliant.methods.merge import (
-    FILTERS,
-    Weigh,
-    held,
-    mean_change,
-    seen_filters,
+from pliant.devices import BudgetPolicy, CostRows, PerRound
+from pliant.methods.aggregation import (
+    TRAINED_FILTERS,
+    Weighting,
+    apply_delta,
+    average_deltas,
+    build_trained_subnet,
+    collect_trained_filters,
+    cover_sent,
     weight_by,
-    widest_of,
 )
-from pliant.methods.parts import fine_widths, own_order, taken_first, widths_table
+from pliant.methods.base import (
+    LocalTraining,
+    ServerState,
+    Step,
+    Task,
+    TaskKey,
+    Update,
+    make_step,
+    train_locally,
+)
+from pliant.methods.filter_orders import (
+    make_fine_widths,
+    make_natural_order,
+    make_width_table,
+    select_prefix,
+)
 from pliant.nn.elastic import Elastic
-from pliant.nn.learner import Loss
+from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
+from pliant.nn.trainer import LossFn
 from pliant.params import Params
 from pliant.value import Count, Positive, Value
 
 
 class HeteroFl(Value, frozen=True, tag="heterofl"):
-    """Train the first filters of every site; average each coordinate over those who have it.
+    """Train the first filters of every site; average each coordinate over the devices that hold it.
 
-    Widths are s^0, s^1, … for so many levels, or anything between the least and 1 with `fine`.
+    Widths are s^0, s^1, … for `levels` levels, or with `fine` any from the smallest of them to 1.
 
     >>> import pliant as pl
     >>> method = pl.HeteroFl(s=0.5, levels=3)
@@ -45,63 +59,69 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
     [1.0, 0.5, 0.25]
     """
 
-    local: Local = Local()
+    local: LocalTraining = LocalTraining()
     s: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.7
     levels: Count = 5
     fine: bool = False
     margin: Positive = 1.0
-    scaled: bool = True  # the scaler: no effect in front of a batch norm
-    masked: bool = False  # leave classes alone that a device does not have (for non-iid data)
-    weigh: Weigh = "equal"
+    scaled: bool = True  # the paper's scaler; no effect before a batch norm
+    masked: bool = False  # do not train classes that a device lacks (for non-iid data)
+    weighting: Weighting = "equal"
 
-    def plan(self, net: Elastic) -> Plan:
-        return PerRound(Rows(self._table(net).shares), self.margin)
+    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
+        return PerRound(CostRows(self._make_table(net).shares), self.margin)
 
-    def subnet(self, net: Elastic, row: int, place: Place, step: int) -> Subnet:
-        return taken_first(net, self._table(net).rates[row], own_order(net), self.scaled)
+    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
+        return select_prefix(
+            net, self._make_table(net).rates[row], make_natural_order(net), self.scaled
+        )
 
-    def sends(self, net: Elastic, row: int, place: Place) -> Subnet | None:
-        return self.subnet(net, row, place, 0)
+    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
+        return self.select_subnet(net, row, key, 0)
 
-    def widest(self, net: Elastic, state: State) -> Subnet | None:
-        return widest_of(net, state)
+    def find_trained_subnet(self, net: Elastic, state: ServerState) -> Subnet | None:
+        return build_trained_subnet(net, state)
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         if not self.masked:
-            return local_training(net, task, steps, self.local.optimiser)
-        owned = torch.zeros(net.plan.shapes[_classifier(net)][0])
+            return train_locally(net, task, steps, self.local.optimiser)
+        owned = torch.zeros(net.program.param_shapes[_find_classifier(net)][0])
         owned[list(task.classes)] = 1.0
 
-        def against(labels: Tensor) -> Loss:
-            return lambda output: F.cross_entropy(
-                output * owned.to(output), labels
-            )  # 0, not -infinity
+        def make_masked_loss(labels: Tensor) -> LossFn:
+            # absent classes get a logit of 0, not -infinity
+            return lambda output: F.cross_entropy(output * owned.to(output), labels)
 
-        advance = stepping(task, against=against)
-        update = local_training(net, task, steps, self.local.optimiser, advance=advance)
+        step_fn = make_step(task, make_loss=make_masked_loss)
+        update = train_locally(net, task, steps, self.local.optimiser, step_fn=step_fn)
         return replace(update, extra={"owned": owned})
 
-    def merge(self, net: Elastic, state: State, updates: Sequence[Update]) -> State:
-        change = mean_change(net, state.params, updates, weight_by(self.weigh), _held)
-        return State(move(state.params, change), {FILTERS: seen_filters(state, updates)})
+    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+        delta = average_deltas(
+            net, state.params, updates, weight_by(self.weighting), _cover_owned_classes
+        )
+        return ServerState(
+            apply_delta(state.params, delta),
+            {TRAINED_FILTERS: collect_trained_filters(state, updates)},
+        )
 
-    def _table(self, net: Elastic) -> Table:
+    def _make_table(self, net: Elastic) -> ParetoTable:
         widths = tuple(self.s**level for level in range(self.levels))
-        return widths_table(net, fine_widths(widths[-1]) if self.fine else widths)
+        return make_width_table(net, make_fine_widths(widths[-1]) if self.fine else widths)
 
 
-def _held(net: Elastic, params: Params, update: Update) -> Params:
-    """Cover what a device was sent, without the classifier's rows of classes it does not have."""
-    cover = held(net, params, update)
+def _cover_owned_classes(net: Elastic, params: Params, update: Update) -> Params:
+    """Cover what the device was sent, except the classifier's rows of classes it lacks."""
+    cover = cover_sent(net, params, update)
     if "owned" in update.extra:
-        weight = _classifier(net)
+        weight = _find_classifier(net)
         for name in (weight, f"{weight.removesuffix('weight')}bias"):
             if name in cover:
-                rows = (-1, *[1] * (cover[name].ndim - 1))
-                cover[name] = cover[name] * (update.extra["owned"] > 0).view(rows)
+                row_shape = (-1, *[1] * (cover[name].ndim - 1))
+                cover[name] = cover[name] * (update.extra["owned"] > 0).view(row_shape)
     return cover
 
 
-def _classifier(net: Elastic) -> str:
-    """Return the name of the last layer's weight: a row for each class."""
-    return net.plan.works[-1].layer
+def _find_classifier(net: Elastic) -> str:
+    """Return the name of the last layer's weight, which has one row per class."""
+    return net.program.layer_costs[-1].layer

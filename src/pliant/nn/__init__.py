@@ -1,0 +1,1 @@
+"""Elastic networks: sites, subnets, costs, training, and the bundled models."""

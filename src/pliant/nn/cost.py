@@ -1,9 +1,9 @@
-"""Exact cost of a network at rates (in expectation, closed form) or for one subnet (realised).
+"""Exact cost of a network: expected at dropout rates, in closed form, or of one subnet.
 
 A MAC is a multiply-add of a convolution or linear layer, as torch.utils.flop_counter counts them
-(two FLOPs each). Expectations are exact, also where draws are concatenated, united, or shared
-between a layer's input and output; only the channel that is kept where a slice or a product would
-lose all of its channels is not in them.
+(two FLOPs each). Expectations are exact even if masks are concatenated, united, or shared by a
+layer's input and output. They omit only the channel restored to a slice or product that would
+otherwise be empty.
 """
 
 from collections.abc import Sequence
@@ -11,111 +11,140 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.nn import channels
-from pliant.nn.channels import Drawn, Expression, Pieces
-from pliant.nn.decisions import Group
-from pliant.nn.plan import Claim, Plan, Work
-from pliant.nn.subnet import Choice, Subnet, chance
+from pliant.nn.compiler import channels
+from pliant.nn.compiler.channels import ChannelSpans, Expression, SiteFilter
+from pliant.nn.compiler.coupling import LayerGroup
+from pliant.nn.compiler.program import CompactProgram, LayerCost, ParamSlicing
+from pliant.nn.subnet import Sampling, Subnet, keep_probability
 
 
-class Expectation:
-    """What a choice of filters keeps on average."""
+class ExpectedCounts:
+    """Expected numbers of kept channels."""
 
-    def __init__(self, groups: Sequence[Group], keep: NDArray[np.float64], choice: Choice) -> None:
-        self.size = [group.filters for group in groups]
-        self._asked = [
-            (group.filters, float(rate), choice) for group, rate in zip(groups, keep, strict=True)
+    def __init__(
+        self, groups: Sequence[LayerGroup], keep: NDArray[np.float64], sampling: Sampling
+    ) -> None:
+        self.sizes = [group.filters for group in groups]
+        self._distributions = [
+            (group.filters, float(rate), sampling) for group, rate in zip(groups, keep, strict=True)
         ]
-        self._known: dict[tuple[int, int, int], float] = {}
+        self._cache: dict[tuple[int, int, int], float] = {}
 
-    def chance(self, site: int, kept: int, dropped: int) -> float:
-        """Return how likely a site keeps these many given filters and drops those many others."""
-        asked = (site, kept, dropped)
-        if asked not in self._known:
-            self._known[asked] = chance(*self._asked[site], kept, dropped)
-        return self._known[asked]
+    def keep_probability(self, site: int, num_kept: int, num_dropped: int) -> float:
+        """Return the probability that a site keeps and drops these numbers of filters."""
+        key = (site, num_kept, num_dropped)
+        if key not in self._cache:
+            self._cache[key] = keep_probability(*self._distributions[site], num_kept, num_dropped)
+        return self._cache[key]
 
-    def count(self, pieces: Pieces) -> float:
-        """Return the expected number of channels that are there."""
+    def count(self, spans: ChannelSpans) -> float:
+        """Return the expected number of kept channels."""
         return sum(
-            piece.size * piece.repeat * channels.probability(piece.expression, self.chance, {})
-            for piece in pieces
+            span.size
+            * span.repeat
+            * channels.compute_probability(span.expression, self.keep_probability, {})
+            for span in spans
         )
 
-    def product(self, outputs: Pieces, inputs: Pieces) -> float:
+    def count_pairs(self, outputs: ChannelSpans, inputs: ChannelSpans) -> float:
         """Return the expectation of kept outputs × kept inputs of one layer."""
-        drawn = outputs[0].expression
-        if len(outputs) != 1 or not isinstance(drawn, Drawn):
+        expression = outputs[0].expression
+        if len(outputs) != 1 or not isinstance(expression, SiteFilter):
             return self.count(outputs) * self.count(inputs)
-        site, apart, total = drawn.site, [], 0.0
-        for piece in inputs:
-            own = [read for read in channels.filters_of(piece.expression) if read.site == site]
-            if own:
-                total += piece.size * piece.repeat * self._shared(piece.expression, site, own)
+        site, independent, total = expression.site, [], 0.0
+        for span in inputs:
+            shared = [
+                site_filter
+                for site_filter in channels.collect_filters(span.expression)
+                if site_filter.site == site
+            ]
+            if shared:
+                total += (
+                    span.size
+                    * span.repeat
+                    * self._count_shared_pairs(span.expression, site, shared)
+                )
             else:
-                apart.append(piece)
-        return total + self.count(outputs) * self.count(tuple(apart))
+                independent.append(span)
+        return total + self.count(outputs) * self.count(tuple(independent))
 
-    def _shared(self, expression: Expression, site: int, own: list[Drawn]) -> float:
-        """Return the expected kept filters of a site, counted when a channel is there."""
-        other = Drawn(site, -1)  # stands for each filter that the channel does not ask about
-        filters = [(each, 1) for each in own] + [(other, self.size[site] - len(own))]
-        return self.chance(site, 1, 0) * sum(
-            number * channels.probability(expression, self.chance, {each: True})
-            for each, number in filters
-            if number
+    def _count_shared_pairs(
+        self, expression: Expression, site: int, own_filters: list[SiteFilter]
+    ) -> float:
+        """Return the expected number of kept filters of a site that meet this channel."""
+        other = SiteFilter(site, -1)  # any filter that does not decide about the channel
+        filters = [(site_filter, 1) for site_filter in own_filters] + [
+            (other, self.sizes[site] - len(own_filters))
+        ]
+        return self.keep_probability(site, 1, 0) * sum(
+            count
+            * channels.compute_probability(expression, self.keep_probability, {site_filter: True})
+            for site_filter, count in filters
+            if count
         )
 
 
-def expected_macs(works: Sequence[Work], at: Expectation, *, training: bool) -> float:
-    """Return the expected MACs per sample, forward or forward and backward."""
+def compute_expected_macs(
+    layer_costs: Sequence[LayerCost], expected: ExpectedCounts, *, training: bool
+) -> float:
+    """Return the expected MACs per sample, of the forward pass or of a training step."""
     return sum(
-        work.each
-        * (at.count(work.outputs) if work.inputs is None else at.product(work.outputs, work.inputs))
-        * (work.passes if training else 1)
-        for work in works
+        layer_cost.unit_macs
+        * (
+            expected.count(layer_cost.outputs)
+            if layer_cost.inputs is None
+            else expected.count_pairs(layer_cost.outputs, layer_cost.inputs)
+        )
+        * (layer_cost.passes if training else 1)
+        for layer_cost in layer_costs
     )
 
 
-def realised_macs(works: Sequence[Work], subnet: Subnet, *, training: bool) -> int:
+def count_macs(layer_costs: Sequence[LayerCost], subnet: Subnet, *, training: bool) -> int:
     """Return the MACs per sample of one subnet."""
-    known: dict[Pieces, int] = {}
+    counts: dict[ChannelSpans, int] = {}
 
-    def count(pieces: Pieces) -> int:
-        if pieces not in known:
-            known[pieces] = channels.count(pieces, subnet.masks)
-        return known[pieces]
+    def count(spans: ChannelSpans) -> int:
+        if spans not in counts:
+            counts[spans] = channels.count(spans, subnet.masks)
+        return counts[spans]
 
     return sum(
-        work.each
-        * count(work.outputs)
-        * (1 if work.inputs is None else count(work.inputs))
-        * (work.passes if training else 1)
-        for work in works
+        layer_cost.unit_macs
+        * count(layer_cost.outputs)
+        * (1 if layer_cost.inputs is None else count(layer_cost.inputs))
+        * (layer_cost.passes if training else 1)
+        for layer_cost in layer_costs
     )
 
 
-def parameters(plan: Plan, subnet: Subnet) -> int:
-    """Return how many numbers a subnet's parameters and buffers hold."""
+def count_params(program: CompactProgram, subnet: Subnet) -> int:
+    """Return the number of entries in a subnet's parameters and buffers."""
     return sum(
-        _entries(shape, plan.claims.get(name, (None,) * len(shape)), subnet)
-        for name, shape in plan.shapes.items()
+        _count_entries(shape, program.slicings.get(name, (None,) * len(shape)), subnet)
+        for name, shape in program.param_shapes.items()
     )
 
 
-def _entries(shape: tuple[int, ...], claim: Claim, subnet: Subnet) -> int:
+def _count_entries(shape: tuple[int, ...], slicing: ParamSlicing, subnet: Subnet) -> int:
     sizes = [
-        size if pieces is None else channels.count(pieces, subnet.masks)
-        for size, pieces in zip(shape, claim, strict=True)
+        size if spans is None else channels.count(spans, subnet.masks)
+        for size, spans in zip(shape, slicing, strict=True)
     ]
     return int(np.prod(sizes, dtype=np.int64))
 
 
-def activations(plan: Plan, subnet: Subnet) -> int:
-    """Return how many numbers per sample the forward pass writes."""
-    return sum(made.each * channels.count(made.pieces, subnet.masks) for made in plan.written)
+def count_activations(program: CompactProgram, subnet: Subnet) -> int:
+    """Return the number of activations per sample that the forward pass writes."""
+    return sum(
+        activation.unit_size * channels.count(activation.spans, subnet.masks)
+        for activation in program.activations
+    )
 
 
-def expected_activations(plan: Plan, at: Expectation) -> float:
-    """Return how many numbers per sample the forward pass writes in expectation."""
-    return sum(made.each * at.count(made.pieces) for made in plan.written)
+def compute_expected_activations(program: CompactProgram, expected: ExpectedCounts) -> float:
+    """Return the expected number of activations per sample."""
+    return sum(
+        activation.unit_size * expected.count(activation.spans)
+        for activation in program.activations
+    )

@@ -10,112 +10,117 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pliant.nn.trace import BATCH, trace
+from pliant.nn.compiler.trace import BATCH, trace
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a network can be cut, and what each side then has to do.
-
-    >>> import torch
-    >>> from pliant.nn.cut import cuts
-    >>> net = torch.nn.Sequential(
-    ...     torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2)
-    ... )
-    >>> found = cuts(net, torch.zeros(1, 1, 8, 8))
-    >>> [(place.after, place.device_macs, place.bytes) for place in found]
-    [('0', 1296, 576), ('1', 1296, 576)]
-    """
-
-    after: str  # the layer
-    device_macs: int  # per sample, forward
-    server_macs: int
-    shapes: tuple[tuple[int, ...], ...]  # of the values that cross, per sample
-    bytes: int  # that cross, per sample
-
-
-@dataclass(frozen=True, eq=False)
-class Cut:
-    """Both parts of a network; parameters keep the names that they have in it."""
-
-    place: Place
-    device: fx.GraphModule  # gives the value that crosses, or a tuple of them
-    server: fx.GraphModule  # takes the values that cross
-
-
-def cuts(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> list[Place]:
-    """Return every layer after which the network can be cut, in the order of the pass.
+class CutPoint:
+    """A layer after which a network can be cut, with the cost of each side.
 
     >>> import torch
     >>> import pliant as pl
-    >>> places = pl.cuts(pl.models.lenet_small(), torch.zeros(1, 3, 32, 32))
-    >>> "stage1" in [place.after for place in places]
+    >>> net = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2)
+    ... )
+    >>> cut_points = pl.find_cut_points(net, torch.zeros(1, 1, 8, 8))
+    >>> [(cut_point.after, cut_point.device_macs, cut_point.bytes) for cut_point in cut_points]
+    [('0', 1296, 576), ('1', 1296, 576)]
+    """
+
+    after: str  # layer name
+    device_macs: int  # per sample, forward
+    server_macs: int
+    shapes: tuple[tuple[int, ...], ...]  # of the tensors that cross the cut, per sample
+    bytes: int  # of these tensors, per sample
+
+
+@dataclass(frozen=True, eq=False)
+class SplitNetwork:
+    """Both parts of a cut network; parameters keep their names."""
+
+    cut_point: CutPoint
+    device: fx.GraphModule  # returns the tensor that crosses, or a tuple of them
+    server: fx.GraphModule  # takes the tensors that cross
+
+
+def find_cut_points(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> list[CutPoint]:
+    """Return every layer after which the network can be cut, in forward order.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> cut_points = pl.find_cut_points(pl.models.lenet_small(), torch.zeros(1, 3, 32, 32))
+    >>> "stage1" in [cut_point.after for cut_point in cut_points]
     True
     """
     graph = trace(net, example)
-    return [place for _, place in _places(net, graph)]
+    return [cut_point for _, cut_point in _iter_cut_points(net, graph)]
 
 
-def cut(net: nn.Module, example: Tensor | tuple[Tensor, ...], after: str) -> Cut:
-    """Cut a network after a layer, named as in `net.named_modules()`.
+def split_network(net: nn.Module, example: Tensor | tuple[Tensor, ...], after: str) -> SplitNetwork:
+    """Cut a network after the layer of this name in `net.named_modules()`.
 
     >>> import torch
     >>> import pliant as pl
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
-    >>> parts = pl.cut(net, torch.zeros(1, 4), after="1")
+    >>> parts = pl.split_network(net, torch.zeros(1, 4), after="1")
     >>> parts.server(parts.device(torch.zeros(5, 4))).shape
     torch.Size([5, 2])
     """
     graph = trace(net, example)
-    found = {place.after: (position, place) for position, place in _places(net, graph, every=True)}
-    if after not in found:
-        able = ", ".join(place.after for _, place in _places(net, graph))
-        raise ValueError(f"Expected to cut after one of {able}, got {after!r}")
-    position, place = found[after]
+    cut_points = {
+        cut_point.after: (position, cut_point)
+        for position, cut_point in _iter_cut_points(net, graph, all_names=True)
+    }
+    if after not in cut_points:
+        names = ", ".join(cut_point.after for _, cut_point in _iter_cut_points(net, graph))
+        raise ValueError(f"Expected to cut after one of {names}, got {after!r}")
+    position, cut_point = cut_points[after]
     nodes = list(graph.nodes)
-    crossing, sizes = _crossing(nodes, position)
-    device = fx.GraphModule(net, _device(nodes, position, crossing))
-    server = fx.GraphModule(net, _server(nodes, position, crossing, sizes))
-    shared = {name for name, _ in device.named_parameters()} & {
+    crossing, sizes = _find_crossing(nodes, position)
+    device = fx.GraphModule(net, _build_device_graph(nodes, position, crossing))
+    server = fx.GraphModule(net, _build_server_graph(nodes, position, crossing, sizes))
+    shared_names = {name for name, _ in device.named_parameters()} & {
         name for name, _ in server.named_parameters()
     }
-    if shared:
+    if shared_names:
         raise ValueError(
-            f"Expected parameters on one side of the cut only, got {', '.join(sorted(shared))} "
-            f"on both sides of {after!r}"
+            "Expected parameters on one side of the cut only, "
+            f"got {', '.join(sorted(shared_names))} on both sides of {after!r}"
         )
-    return Cut(place, device, server)
+    return SplitNetwork(cut_point, device, server)
 
 
-def _places(net: nn.Module, graph: fx.Graph, *, every: bool = False) -> Iterator[tuple[int, Place]]:
-    """Yield positions in the graph with their places; of several names the shortest."""
+def _iter_cut_points(
+    net: nn.Module, graph: fx.Graph, *, all_names: bool = False
+) -> Iterator[tuple[int, CutPoint]]:
+    """Yield graph positions and cut points; of several names, only the shortest by default."""
     nodes = list(graph.nodes)
-    macs = _macs(net, graph)
+    macs = _accumulate_macs(net, graph)
     names: dict[int, list[str]] = {}
-    for name, position in _ends(nodes).items():
+    for name, position in _find_module_ends(nodes).items():
         names.setdefault(position, []).append(name)
     total = macs[-1]
     for position in sorted(names):
-        crossing, sizes = _crossing(nodes, position)
+        crossing, sizes = _find_crossing(nodes, position)
         is_last = all(node.op == "output" for node in nodes[position + 1 :])
         if is_last or not crossing or not all(_is_sendable(node) for node in crossing):
             continue
         if not all(isinstance(node.meta["value"], int) for node in sizes):
             continue
-        shapes = tuple(_shape(node) for node in crossing)
-        width = sum(
+        shapes = tuple(_sample_shape(node) for node in crossing)
+        num_bytes = sum(
             prod(shape) * node.meta["value"].element_size()
             for shape, node in zip(shapes, crossing, strict=True)
         )
-        done = macs[position]
-        called = sorted(names[position], key=lambda name: (name.count("."), name))
-        for name in called if every else called[:1]:
-            yield position, Place(name, done, total - done, shapes, width)
+        device_macs = macs[position]
+        aliases = sorted(names[position], key=lambda name: (name.count("."), name))
+        for name in aliases if all_names else aliases[:1]:
+            yield position, CutPoint(name, device_macs, total - device_macs, shapes, num_bytes)
 
 
-def _ends(nodes: list[fx.Node]) -> dict[str, int]:
-    """Return for every module the position of the last operation in it."""
-    found: dict[str, int] = {}
+def _find_module_ends(nodes: list[fx.Node]) -> dict[str, int]:
+    """Map every module to the position of its last operation."""
+    ends: dict[str, int] = {}
     for position, node in enumerate(nodes):
         paths = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
         if node.op == "call_module":
@@ -123,21 +128,21 @@ def _ends(nodes: list[fx.Node]) -> dict[str, int]:
         for path in paths:
             parts = path.split(".")
             for length in range(1, len(parts) + 1):
-                found[".".join(parts[:length])] = position
-    found.pop("", None)
-    return found
+                ends[".".join(parts[:length])] = position
+    ends.pop("", None)
+    return ends
 
 
-def _crossing(nodes: list[fx.Node], position: int) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Return the values that are made up to a position and read behind it: tensors, and others."""
+def _find_crossing(nodes: list[fx.Node], position: int) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Return the values computed up to a position and read after it: tensors, then others."""
     before = set(nodes[: position + 1])
-    read = [
+    crossing = [
         node
         for node in nodes[: position + 1]
         if node.op != "get_attr" and any(user not in before for user in node.users)
     ]
-    tensors = [node for node in read if isinstance(node.meta["value"], Tensor)]
-    return tensors, [node for node in read if not isinstance(node.meta["value"], Tensor)]
+    tensors = [node for node in crossing if isinstance(node.meta["value"], Tensor)]
+    return tensors, [node for node in crossing if not isinstance(node.meta["value"], Tensor)]
 
 
 def _is_sendable(node: fx.Node) -> bool:
@@ -145,61 +150,61 @@ def _is_sendable(node: fx.Node) -> bool:
     return bool(value.dim() and value.shape[0] == BATCH)
 
 
-def _shape(node: fx.Node) -> tuple[int, ...]:
+def _sample_shape(node: fx.Node) -> tuple[int, ...]:
     return tuple(node.meta["value"].shape[1:])
 
 
-def _device(nodes: list[fx.Node], position: int, crossing: list[fx.Node]) -> fx.Graph:
-    graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
+def _build_device_graph(nodes: list[fx.Node], position: int, crossing: list[fx.Node]) -> fx.Graph:
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in nodes[: position + 1]:
-        made[node] = graph.node_copy(node, made.__getitem__)
-    out = tuple(made[node] for node in crossing)
-    graph.output(out[0] if len(out) == 1 else out)
-    return _tidied(graph)
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    outputs = tuple(copies[node] for node in crossing)
+    graph.output(outputs[0] if len(outputs) == 1 else outputs)
+    return _remove_unused_attributes(graph)
 
 
-def _server(
+def _build_server_graph(
     nodes: list[fx.Node], position: int, crossing: list[fx.Node], sizes: list[fx.Node]
 ) -> fx.Graph:
-    graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for number, node in enumerate(crossing):
-        made[node] = graph.placeholder(f"input_{number}")
-    for node in sizes:  # a multiple of the batch size, which the server sees for itself
-        size = graph.call_method("size", (made[crossing[0]], 0))
-        times = int(node.meta["value"]) // BATCH
-        made[node] = size if times == 1 else graph.call_function(_times, (size, times))
-    for place, node in enumerate(nodes):
-        if place > position or node.op == "get_attr":
-            made[node] = graph.node_copy(node, made.__getitem__)
-    return _tidied(graph)
+        copies[node] = graph.placeholder(f"input_{number}")
+    for node in sizes:  # multiples of the batch size, which the server reads from its input
+        size = graph.call_method("size", (copies[crossing[0]], 0))
+        multiple = int(node.meta["value"]) // BATCH
+        copies[node] = size if multiple == 1 else graph.call_function(_multiply, (size, multiple))
+    for index, node in enumerate(nodes):
+        if index > position or node.op == "get_attr":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return _remove_unused_attributes(graph)
 
 
-def _tidied(graph: fx.Graph) -> fx.Graph:
+def _remove_unused_attributes(graph: fx.Graph) -> fx.Graph:
     for node in reversed(graph.nodes):
         if node.op == "get_attr" and not node.users:
             graph.erase_node(node)
     return graph
 
 
-def _times(size: int, factor: int) -> int:
+def _multiply(size: int, factor: int) -> int:
     return size * factor
 
 
-def _macs(net: nn.Module, graph: fx.Graph) -> list[int]:
-    """Return how many MACs per sample are done when each node is through."""
-    shadow = copy.deepcopy(net).to("meta").eval()
-    done: list[int] = []
+def _accumulate_macs(net: nn.Module, graph: fx.Graph) -> list[int]:
+    """Return the MACs per sample done after each node."""
+    meta_net = copy.deepcopy(net).to("meta").eval()
+    macs: list[int] = []
     with FlopCounterMode(display=False) as counter, torch.no_grad():
 
-        class Counting(fx.Interpreter):
+        class CountingInterpreter(fx.Interpreter):
             def run_node(self, n: fx.Node) -> Any:
-                found = super().run_node(n)
-                done.append(counter.get_total_flops() // 2)
-                return found
+                result = super().run_node(n)
+                macs.append(counter.get_total_flops() // 2)
+                return result
 
         inputs = [node.meta["value"] for node in graph.nodes if node.op == "placeholder"]
-        few = [
+        samples = [
             torch.empty((1, *value.shape[1:]), dtype=value.dtype, device="meta") for value in inputs
         ]
-        Counting(fx.GraphModule(shadow, copy.deepcopy(graph))).run(*few)
-    return done
+        CountingInterpreter(fx.GraphModule(meta_net, copy.deepcopy(graph))).run(*samples)
+    return macs

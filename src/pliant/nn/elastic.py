@@ -1,4 +1,4 @@
-"""Any network, trained narrower at its real cost: sites, draws, costs, the compact pass.
+"""Elastic networks: drop filters of any traceable network and save their full cost.
 
 Rapp et al., "DISTREAL: Distributed Resource-Aware Learning in Heterogeneous Systems", AAAI 2022.
 """
@@ -13,13 +13,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pliant.nn import channels, cost, packing, rules
-from pliant.nn import subnet as choices
-from pliant.nn.decisions import Decisions
-from pliant.nn.lower import Builder
-from pliant.nn.plan import Bound, Density, Plan, bind, execute, referring
-from pliant.nn.subnet import Choice, Order, Subnet
-from pliant.nn.trace import trace
+from pliant.nn import cost, slicing
+from pliant.nn import subnet as subnets
+from pliant.nn.compiler import channels, dispatch
+from pliant.nn.compiler.builder import ProgramBuilder
+from pliant.nn.compiler.coupling import Decisions
+from pliant.nn.compiler.program import (
+    BoundProgram,
+    CompactProgram,
+    DenseFallback,
+    bind,
+    execute,
+    replace_nodes,
+)
+from pliant.nn.compiler.trace import trace
+from pliant.nn.subnet import FilterOrders, Sampling, Subnet
 from pliant.params import Params
 
 Rates = float | Sequence[float] | NDArray[np.float64]
@@ -27,21 +35,21 @@ Rates = float | Sequence[float] | NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Site:
-    """Layers whose filters are drawn together."""
+    """Layers that share one mask over their filters."""
 
     layers: tuple[str, ...]
     filters: int
-    macs: int  # of these layers in the full network, per sample, forward
-    feeds: tuple[str, ...]  # layers that read what these write
+    macs: int  # forward, per sample, in the full network
+    feeds: tuple[str, ...]  # layers that read the outputs of these
 
 
 class Elastic:
-    """A network whose filters can be dropped anew before every mini-batch.
+    """A network that trains a different subset of its filters in every mini-batch.
 
     >>> import torch
     >>> from pliant.nn.elastic import elastic
-    >>> from pliant.params import params_of
-    >>> from pliant.rng import stream
+    >>> from pliant.params import get_params
+    >>> from pliant.rng import rng_stream
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 2)
     ... )
@@ -50,223 +58,259 @@ class Elastic:
     [(('0',), 8)]
     >>> flexible.macs(0.0), flexible.macs(0.5)
     (3168.0, 1585.546875)
-    >>> subnet = flexible.draw(0.5, stream(0, "dropout"))
-    >>> small = flexible.take(params_of(net), subnet)
-    >>> flexible.run(small, subnet, torch.zeros(4, 1, 8, 8)).shape
+    >>> subnet = flexible.draw(0.5, rng_stream(0, "dropout"))
+    >>> subnet_params = flexible.take(get_params(net), subnet)
+    >>> flexible.run(subnet_params, subnet, torch.zeros(4, 1, 8, 8)).shape
     torch.Size([4, 2])
     """
 
-    def __init__(self, net: nn.Module, plan: Plan, builder: Builder) -> None:
-        self.net = net
-        self.plan = plan
+    def __init__(self, net: nn.Module, program: CompactProgram, builder: ProgramBuilder) -> None:
+        self.module = net
+        self.program = program
         self.groups = builder.groups
         self.sizes = tuple(group.filters for group in builder.groups)
-        self.sites = tuple(self._site(number) for number in range(len(self.groups)))
-        self.fingerprint = _fingerprint(plan, self.sites)
-        everything = tuple(np.ones(size, np.bool_) for size in self.sizes)
-        self.full = Subnet(self.fingerprint, everything, (1.0,) * len(self.sizes))
-        self._last: tuple[Any, NDArray[np.float64], tuple[float, ...]] = (None, np.zeros(0), ())
-        self.buffers = frozenset(name for name, _ in net.named_buffers())
-        self.trained = frozenset(n for n, tensor in net.named_parameters() if tensor.requires_grad)
+        self.sites = tuple(self._make_site(site_index) for site_index in range(len(self.groups)))
+        self.fingerprint = _compute_fingerprint(program, self.sites)
+        masks = tuple(np.ones(size, np.bool_) for size in self.sizes)
+        self.full = Subnet(self.fingerprint, masks, (1.0,) * len(self.sizes))
+        empty = np.zeros(0)
+        self._rates_cache: tuple[Any, NDArray[np.float64], tuple[float, ...]] = (None, empty, ())
+        self.buffer_names = frozenset(name for name, _ in net.named_buffers())
+        self.trainable_names = frozenset(
+            name for name, tensor in net.named_parameters() if tensor.requires_grad
+        )
 
-    # choosing
+    # subnets
 
-    def rates(self, rates: Rates) -> NDArray[np.float64]:
-        """Return one checked rate per site, from one number for all or one for each."""
-        given = np.asarray(rates, np.float64)
-        if given.ndim == 0:
-            given = np.full(len(self.sites), float(given))
-        if given.shape != (len(self.sites),):
+    def expand_rates(self, rates: Rates) -> NDArray[np.float64]:
+        """Check rates, and return one per site."""
+        expanded = np.asarray(rates, np.float64)
+        if expanded.ndim == 0:
+            expanded = np.full(len(self.sites), float(expanded))
+        if expanded.shape != (len(self.sites),):
             raise ValueError(
-                f"Expected {len(self.sites)} rates, one for each site, got {given.size}"
+                f"Expected {len(self.sites)} rates, one for each site, got {expanded.size}"
             )
-        wrong = ~((given >= 0) & (given < 1))  # a NaN is neither
-        if wrong.any():
-            place = int(np.flatnonzero(wrong)[0])
+        is_invalid = ~((expanded >= 0) & (expanded < 1))  # also true for NaN
+        if is_invalid.any():
+            site_index = int(np.flatnonzero(is_invalid)[0])
             raise ValueError(
-                f"Expected rates in [0, 1), got {given[place]} for site {place} "
-                f"({', '.join(self.sites[place].layers)})"
+                f"Expected rates in [0, 1), got {expanded[site_index]} for site {site_index} "
+                f"({', '.join(self.sites[site_index].layers)})"
             )
-        return given
+        return expanded
 
-    def draw(self, rates: Rates, rng: np.random.Generator, choice: Choice = "bernoulli") -> Subnet:
-        """Draw filters at random: a coin for each, or a rounded number of them."""
-        keep, scales = self._keep(rates)
-        choices.check(choice)
+    def draw(
+        self, rates: Rates, rng: np.random.Generator, sampling: Sampling = "bernoulli"
+    ) -> Subnet:
+        """Sample filters independently, or a rounded number of them."""
+        keep, scales = self._resolve_rates(rates)
+        subnets.check_sampling(sampling)
         if not scales:
             return self.full
-        if choice == "bernoulli":
-            masks = choices.coins(self.sizes, keep, rng)
+        if sampling == "bernoulli":
+            masks = subnets.sample_bernoulli_masks(self.sizes, keep, rng)
         else:
-            counts = choices.rounded(self.sizes, keep, choice, rng)
-            masks = choices.drawn(self.sizes, counts, rng)
-        return self._subnet(masks, scales)
+            counts = subnets.round_randomly(self.sizes, keep, sampling, rng)
+            masks = subnets.sample_uniform_masks(self.sizes, counts, rng)
+        return self._make_subnet(masks, scales)
 
-    def _keep(self, rates: Rates) -> tuple[NDArray[np.float64], tuple[float, ...]]:
-        """Return shares to keep and factors, none where all is kept; remember the last rates."""
-        given = np.asarray(rates, np.float64)
-        key = given.shape, given.tobytes()
-        last = self._last
-        if key != last[0]:
-            keep = 1 - self.rates(given)
+    def _resolve_rates(self, rates: Rates) -> tuple[NDArray[np.float64], tuple[float, ...]]:
+        """Return keep probabilities and scales (none if all is kept), caching the last rates."""
+        array = np.asarray(rates, np.float64)
+        key = array.shape, array.tobytes()
+        cached = self._rates_cache
+        if key != cached[0]:
+            keep = 1 - self.expand_rates(array)
             scales = () if (keep == 1).all() else tuple((1 / keep).tolist())
-            last = self._last = key, keep, scales
-        return last[1:]
+            cached = self._rates_cache = key, keep, scales
+        return cached[1:]
 
-    def first(self, rates: Rates, order: Order | None = None, *, scaled: bool = False) -> Subnet:
-        """Keep the first filters of an order (their own, unless one is given), rounded up."""
-        keep = 1 - self.rates(rates)
-        if order is not None and tuple(map(len, order)) != self.sizes:
+    def select_prefix(
+        self, rates: Rates, orders: FilterOrders | None = None, *, rescale: bool = False
+    ) -> Subnet:
+        """Keep the first filters of an order (by default their own), rounded up."""
+        keep = 1 - self.expand_rates(rates)
+        if orders is not None and tuple(map(len, orders)) != self.sizes:
             raise ValueError(
-                f"Expected an order of {_short(self.sizes)} filters, got one of "
-                f"{_short(tuple(map(len, order)))}"
+                f"Expected an order of {_format_sizes(self.sizes)} filters, got one of "
+                f"{_format_sizes(tuple(map(len, orders)))}"
             )
-        order = order if order is not None else choices.rolled(self.sizes, 0)
-        counts = choices.ceiled(self.sizes, keep)
+        orders = orders if orders is not None else subnets.make_rolling_orders(self.sizes, 0)
+        counts = subnets.round_up(self.sizes, keep)
         sizes = zip(self.sizes, counts, strict=True)
-        scales = [size / number if scaled else 1.0 for size, number in sizes]
-        return self._subnet(choices.first(counts, order), tuple(scales))
+        scales = [size / count if rescale else 1.0 for size, count in sizes]
+        return self._make_subnet(subnets.make_prefix_masks(counts, orders), tuple(scales))
 
-    def order(self, rng: np.random.Generator) -> Order:
-        """Draw a random order of every site's filters, to keep for a while."""
-        return choices.orders(self.sizes, rng)
+    def sample_orders(self, rng: np.random.Generator) -> FilterOrders:
+        """Draw a random order of each site's filters."""
+        return subnets.sample_orders(self.sizes, rng)
 
-    def rolled(self, shift: int) -> Order:
-        """Return the order of a window that begins at filter `shift` and goes round."""
-        return choices.rolled(self.sizes, shift)
+    def make_rolling_orders(self, shift: int) -> FilterOrders:
+        """Return the orders that start at filter `shift` and wrap around."""
+        return subnets.make_rolling_orders(self.sizes, shift)
 
-    def _subnet(self, masks: list[NDArray[np.bool_]], scales: tuple[float, ...]) -> Subnet:
-        for pieces in self.plan.fragile:
-            channels.mend(pieces, masks)
+    def _make_subnet(self, masks: list[NDArray[np.bool_]], scales: tuple[float, ...]) -> Subnet:
+        for spans in self.program.fragile_spans:
+            channels.restore_one(spans, masks)
         return Subnet(self.fingerprint, tuple(masks), scales)
 
     # costs, per sample
 
     def macs(
-        self, of: Rates | Subnet, *, training: bool = False, choice: Choice = "bernoulli"
+        self,
+        rates_or_subnet: Rates | Subnet,
+        *,
+        training: bool = False,
+        sampling: Sampling = "bernoulli",
     ) -> float:
-        """Return MACs per sample: expected at rates, or realised for a subnet."""
-        if isinstance(of, Subnet):
-            self.check(of)
-            return float(cost.realised_macs(self.plan.works, of, training=training))
-        choices.check(choice)
-        at = cost.Expectation(self.groups, 1 - self.rates(of), choice)
-        return float(cost.expected_macs(self.plan.works, at, training=training))
+        """Return MACs per sample, in expectation for rates or exactly for a subnet."""
+        if isinstance(rates_or_subnet, Subnet):
+            self.check_subnet(rates_or_subnet)
+            return float(
+                cost.count_macs(self.program.layer_costs, rates_or_subnet, training=training)
+            )
+        subnets.check_sampling(sampling)
+        expected = cost.ExpectedCounts(
+            self.groups, 1 - self.expand_rates(rates_or_subnet), sampling
+        )
+        return float(
+            cost.compute_expected_macs(self.program.layer_costs, expected, training=training)
+        )
 
-    def activations(self, of: Rates | Subnet) -> float:
-        """Return how many numbers per sample the forward pass writes."""
-        if isinstance(of, Subnet):
-            self.check(of)
-            return float(cost.activations(self.plan, of))
-        at = cost.Expectation(self.groups, 1 - self.rates(of), "bernoulli")
-        return cost.expected_activations(self.plan, at)
+    def count_activations(self, rates_or_subnet: Rates | Subnet) -> float:
+        """Return the number of activations per sample that the forward pass writes."""
+        if isinstance(rates_or_subnet, Subnet):
+            self.check_subnet(rates_or_subnet)
+            return float(cost.count_activations(self.program, rates_or_subnet))
+        expected = cost.ExpectedCounts(
+            self.groups, 1 - self.expand_rates(rates_or_subnet), "bernoulli"
+        )
+        return cost.compute_expected_activations(self.program, expected)
 
-    def parameters(self, subnet: Subnet) -> int:
-        """Return how many numbers a subnet's parameters and buffers hold."""
-        self.check(subnet)
-        return cost.parameters(self.plan, subnet)
+    def count_params(self, subnet: Subnet) -> int:
+        """Return the number of entries in a subnet's parameters and buffers."""
+        self.check_subnet(subnet)
+        return cost.count_params(self.program, subnet)
 
     # running
 
     def bind(
-        self,
-        subnet: Subnet,
-        device: torch.device | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> Bound:
-        """Work out once what a subnet means for parameters and pass; it can then run often."""
-        self.check(subnet)
-        return bind(self.plan, subnet, device or torch.device("cpu"), dtype)
+        self, subnet: Subnet, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+    ) -> BoundProgram:
+        """Compute the slices and indices of a subnet once, to run it many times."""
+        self.check_subnet(subnet)
+        return bind(self.program, subnet, device or torch.device("cpu"), dtype)
 
-    def take(self, params: Mapping[str, Tensor], subnet: Subnet | Bound) -> Params:
-        """Copy a subnet's parameters and buffers out of full-size ones."""
-        bound = subnet if isinstance(subnet, Bound) else self.bind(subnet, *_home(params))
-        small = packing.take(params, bound.slices)
+    def take(self, params: Mapping[str, Tensor], subnet: Subnet | BoundProgram) -> Params:
+        """Copy a subnet's parameters and buffers out of the full-size ones."""
+        subnet_params = slicing.take(params, self._bind_like(subnet, params).slices)
         return {
             name: tensor.detach().clone() if tensor is params[name] else tensor
-            for name, tensor in small.items()
+            for name, tensor in subnet_params.items()
         }
 
     def put(
-        self, params: Mapping[str, Tensor], small: Mapping[str, Tensor], subnet: Subnet | Bound
+        self,
+        params: Mapping[str, Tensor],
+        subnet_params: Mapping[str, Tensor],
+        subnet: Subnet | BoundProgram,
     ) -> Params:
-        """Return full-size parameters that have the subnet's entries in their places."""
-        bound = subnet if isinstance(subnet, Bound) else self.bind(subnet, *_home(params))
-        return packing.put(params, small, bound.slices)
+        """Return full-size parameters with the subnet's entries overwritten."""
+        return slicing.put(params, subnet_params, self._bind_like(subnet, params).slices)
 
     def embed(
-        self, params: Mapping[str, Tensor], small: Mapping[str, Tensor], subnet: Subnet | Bound
+        self,
+        params: Mapping[str, Tensor],
+        subnet_params: Mapping[str, Tensor],
+        subnet: Subnet | BoundProgram,
     ) -> tuple[Params, Params]:
-        """Return a subnet's entries (or their change) among zeros, and ones where they are."""
-        bound = subnet if isinstance(subnet, Bound) else self.bind(subnet, *_home(params))
-        return packing.embed(params, small, bound.slices)
+        """Return a subnet's entries at full size, padded with zeros, and a mask of ones."""
+        return slicing.embed(params, subnet_params, self._bind_like(subnet, params).slices)
 
-    def run(self, small: Mapping[str, Tensor], subnet: Subnet | Bound, *inputs: Tensor) -> Any:
-        """Run the compact training pass on compact parameters.
+    def run(
+        self, subnet_params: Mapping[str, Tensor], subnet: Subnet | BoundProgram, *inputs: Tensor
+    ) -> Any:
+        """Run the compact training pass, updating running statistics in place."""
+        bound = self._bind_like(subnet, subnet_params)
+        return execute(self.program, bound, subnet_params, inputs)
 
-        Running statistics among `small` are updated in place; everything else is left alone.
-        """
-        bound = subnet if isinstance(subnet, Bound) else self.bind(subnet, *_home(small))
-        return execute(self.plan, bound, small, inputs)
+    def _bind_like(
+        self, subnet: Subnet | BoundProgram, params: Mapping[str, Tensor]
+    ) -> BoundProgram:
+        if isinstance(subnet, BoundProgram):
+            return subnet
+        for tensor in params.values():
+            if tensor.is_floating_point():
+                return self.bind(subnet, tensor.device, tensor.dtype)
+        return self.bind(subnet)
 
-    def check(self, subnet: Subnet) -> None:
-        """Refuse a subnet of another network."""
+    def check_subnet(self, subnet: Subnet) -> None:
+        """Raise if the subnet belongs to another network."""
         if subnet.network != self.fingerprint:
             sizes = tuple(len(mask) for mask in subnet.masks)
             raise ValueError(
                 f"Expected a subnet of this network ({len(self.sizes)} sites of "
-                f"{_short(self.sizes)} filters), got one of another ({len(sizes)} sites of "
-                f"{_short(sizes)} filters)"
+                f"{_format_sizes(self.sizes)} filters), got one of another ({len(sizes)} sites of "
+                f"{_format_sizes(sizes)} filters)"
             )
 
-    # telling
+    # inspection
 
-    def kept(self, subnet: Subnet) -> dict[str, tuple[int, NDArray[np.bool_], float]]:
-        """Return for each drawn layer its site, its kept filters and their factor."""
-        self.check(subnet)
+    def list_kept_filters(self, subnet: Subnet) -> dict[str, tuple[int, NDArray[np.bool_], float]]:
+        """Map each layer with a site to its site, mask and scale."""
+        self.check_subnet(subnet)
         return {
-            layer: (number, subnet.masks[number], subnet.scales[number])
-            for number, site in enumerate(self.sites)
+            layer: (site_index, subnet.masks[site_index], subnet.scales[site_index])
+            for site_index, site in enumerate(self.sites)
             for layer in site.layers
         }
 
     @property
-    def densities(self) -> tuple[Density, ...]:
+    def dense_fallbacks(self) -> tuple[DenseFallback, ...]:
         """Return where absent channels are filled with zeros, and why."""
-        return tuple(self.plan.densities)
+        return tuple(self.program.dense_fallbacks)
 
-    def explain(self) -> str:
-        """Return a table of sites, costs at three rates, and where density was needed."""
+    def summary(self) -> str:
+        """Return a table of sites, costs at three rates, and dense fallbacks."""
         head = f"{'site':>4}  {'filters':>7}  {'MACs':>12}  layers (read by)"
         rows = [
-            f"{number:>4}  {site.filters:>7}  {site.macs:>12,}  {', '.join(site.layers)}"
+            f"{site_index:>4}  {site.filters:>7}  {site.macs:>12,}  {', '.join(site.layers)}"
             f" ({', '.join(site.feeds)})"
-            for number, site in enumerate(self.sites)
+            for site_index, site in enumerate(self.sites)
         ]
         full = self.macs(0.0) or 1.0
         totals = [
             f"MACs per sample at rate {rate}: {self.macs(rate):,.0f} ({self.macs(rate) / full:.3f})"
             for rate in (0.0, 0.25, 0.5)
         ]
-        dense = [f"dense: {d.value} for {d.reader}: {d.why}" for d in self.densities]
-        return "\n".join([head, *rows, *totals, *(dense or ["no value had to be made dense"])])
+        fallbacks = [
+            f"dense: {fallback.value} for {fallback.reader}: {fallback.why}"
+            for fallback in self.dense_fallbacks
+        ]
+        return "\n".join([head, *rows, *totals, *(fallbacks or ["no value had to be made dense"])])
 
-    def _site(self, number: int) -> Site:
-        layers = self.groups[number].layers
-        own = [work for work in self.plan.works if work.layer in layers]
+    def _make_site(self, site_index: int) -> Site:
+        layers = self.groups[site_index].layers
+        own_costs = [
+            layer_cost for layer_cost in self.program.layer_costs if layer_cost.layer in layers
+        ]
         feeds = [
-            _layer(work.layer)
-            for work in self.plan.works
-            if any(number in channels.sites_of(piece.expression) for piece in work.inputs or ())
+            _layer_name(layer_cost.layer)
+            for layer_cost in self.program.layer_costs
+            if any(
+                site_index in channels.collect_sites(span.expression)
+                for span in layer_cost.inputs or ()
+            )
         ]
         macs = sum(
-            work.each
-            * channels.width(work.outputs)
-            * (channels.width(work.inputs) if work.inputs else 1)
-            for work in own
+            layer_cost.unit_macs
+            * channels.width(layer_cost.outputs)
+            * (channels.width(layer_cost.inputs) if layer_cost.inputs else 1)
+            for layer_cost in own_costs
         )
-        names = tuple(_layer(layer) for layer in layers)
-        return Site(names, self.groups[number].filters, macs, tuple(dict.fromkeys(feeds)))
+        layer_names = tuple(_layer_name(layer) for layer in layers)
+        return Site(layer_names, self.groups[site_index].filters, macs, tuple(dict.fromkeys(feeds)))
 
 
 def elastic(
@@ -276,10 +320,10 @@ def elastic(
     coupled: bool = True,
     hidden: bool = False,
 ) -> Elastic:
-    """Make any traceable network elastic, with no change to its code.
+    """Make any traceable network elastic, without changing its code.
 
-    `coupled` draws layers whose outputs are added or multiplied together; `hidden` makes sites of
-    hidden linear layers too.
+    With `coupled`, layers whose outputs are added or multiplied share one mask. With `hidden`,
+    hidden linear layers become sites too.
 
     >>> import torch
     >>> import pliant as pl
@@ -291,53 +335,46 @@ def elastic(
     """
     graph = trace(net, example)
     decisions = Decisions(coupled)
-    able = rules.candidates(Builder(net, {}, decisions), graph)
+    candidates = dispatch.find_candidates(ProgramBuilder(net, {}, decisions), graph)
     while True:
-        before = decisions.size()
-        builder = Builder(net, able, decisions)
-        plan = _laid_out(builder, graph)
-        if decisions.size() == before and not hidden:
-            for group in builder.groups:  # a linear layer is drawn only beside a convolution
+        num_decisions = decisions.size()
+        builder = ProgramBuilder(net, candidates, decisions)
+        program = _lower_graph(builder, graph)
+        if decisions.size() == num_decisions and not hidden:
+            for group in builder.groups:  # linear layers are sites only if coupled to convolutions
                 if all(len(builder.shape(layer)) == 2 for layer in group.layers):
                     decisions.fixed.update(group.layers)
-        if decisions.size() == before:
-            return Elastic(net, plan, builder)
+        if decisions.size() == num_decisions:
+            return Elastic(net, program, builder)
 
 
-def _laid_out(builder: Builder, graph: Any) -> Plan:
+def _lower_graph(builder: ProgramBuilder, graph: Any) -> CompactProgram:
     output: Any = None
     for node in graph.nodes:
         if node.op != "output":
-            rules.lay_out(builder, node)
+            dispatch.lower_node(builder, node)
             continue
-        for read in node.all_input_nodes:
-            layout = builder.layout(read)
+        for source in node.all_input_nodes:
+            layout = builder.layout(source)
             if layout is not None:
-                builder.fix(layout.pieces)
-        output = referring(
-            node.args[0], lambda read: builder.dense(read, "output", "it is the output")
+                builder.fix(layout.spans)
+        output = replace_nodes(
+            node.args[0], lambda source: builder.densify(source, "output", "it is the output")
         )
     return builder.finish(output)
 
 
-def _home(params: Mapping[str, Tensor]) -> tuple[torch.device, torch.dtype]:
-    for tensor in params.values():
-        if tensor.is_floating_point():
-            return tensor.device, tensor.dtype
-    return torch.device("cpu"), torch.float32
-
-
-def _layer(weight: str) -> str:
+def _layer_name(weight: str) -> str:
     return weight.removesuffix(".weight")
 
 
-def _short(sizes: Sequence[int]) -> str:
-    shown = ", ".join(map(str, sizes[:6]))
-    return f"{shown}, …" if len(sizes) > 6 else shown
+def _format_sizes(sizes: Sequence[int]) -> str:
+    text = ", ".join(map(str, sizes[:6]))
+    return f"{text}, …" if len(sizes) > 6 else text
 
 
-def _fingerprint(plan: Plan, sites: Sequence[Site]) -> str:
-    parts = [f"{name}:{shape}" for name, shape in sorted(plan.shapes.items())]
+def _compute_fingerprint(program: CompactProgram, sites: Sequence[Site]) -> str:
+    parts = [f"{name}:{shape}" for name, shape in sorted(program.param_shapes.items())]
     parts += [f"{site.layers}:{site.filters}" for site in sites]
-    parts += [f"{work.layer}:{work.each}" for work in plan.works]
+    parts += [f"{layer_cost.layer}:{layer_cost.unit_macs}" for layer_cost in program.layer_costs]
     return sha256("|".join(parts).encode()).hexdigest()[:16]

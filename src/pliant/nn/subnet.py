@@ -1,10 +1,9 @@
-"""Which filters of each site are kept, and the ways to choose them.
+"""Which filters each site keeps, and the ways to choose them.
 
-The paper's choice is one independent coin per filter (Rapp et al., DISTREAL, AAAI 2022).
-Randomised rounding has the same mean and less noise; in blocks it runs faster too. A prefix is
-HeteroFL's (Diao et al., ICLR 2021) and FjORD's (Horváth et al., NeurIPS 2021) choice, a rolling
-window FedRolex' (Alam et al., NeurIPS 2022). All but the coin are "the first n filters of an
-order", and differ in n and in the order.
+DISTREAL (Rapp et al., AAAI 2022) samples each filter independently. Randomised rounding has the
+same mean and less noise; in blocks it also runs faster. HeteroFL (Diao et al., ICLR 2021) and FjORD
+(Horváth et al., NeurIPS 2021) keep a prefix, FedRolex (Alam et al., NeurIPS 2022) a rolling window.
+All but the first keep the first n filters of an order, and differ in n and in the order.
 """
 
 from collections.abc import Sequence
@@ -17,25 +16,25 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.nn.channels import Mask
+from pliant.nn.compiler.channels import Mask
 
-Choice = Literal["bernoulli", "rounded", "blocks"]
-BLOCK = 4  # filters; convolutions of few different shapes, each a multiple of this, run faster
-Order = tuple[NDArray[np.int64], ...]
+Sampling = Literal["bernoulli", "rounded", "blocks"]
+BLOCK = 4  # filters; convolutions run faster in few shapes, each a multiple of this
+FilterOrders = tuple[NDArray[np.int64], ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Subnet:
-    """The kept filters of every site of one network, and the factor that survivors carry.
+    """The kept filters of every site of one network, and the factor that rescales them.
 
     >>> import torch
     >>> import pliant as pl
     >>> net = pl.elastic(pl.models.digits_cnn(), torch.zeros(1, 1, 28, 28))
-    >>> net.first(0.5).counts
+    >>> net.select_prefix(0.5).counts
     (6, 12)
     """
 
-    network: str  # fingerprint of the elastic network that it belongs to
+    network: str  # fingerprint of the elastic network
     masks: tuple[Mask, ...]
     scales: tuple[float, ...]
 
@@ -46,116 +45,121 @@ class Subnet:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether nothing is dropped and nothing rescaled."""
+        """Return whether nothing is dropped or rescaled."""
         return all(mask.all() for mask in self.masks) and all(scale == 1 for scale in self.scales)
 
 
-def check(choice: Choice) -> None:
-    """Refuse a choice that there is not."""
-    if choice not in get_args(Choice):
-        raise ValueError(f"Expected a choice of {', '.join(get_args(Choice))}, got {choice!r}")
+def check_sampling(sampling: Sampling) -> None:
+    """Raise if the sampling is unknown."""
+    if sampling not in get_args(Sampling):
+        raise ValueError(f"Expected one of {', '.join(get_args(Sampling))}, got {sampling!r}")
 
 
 @lru_cache(maxsize=64)
-def _lying(sizes: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64], list[slice]]:
-    """Return for filters that lie end to end: whose they are, their number, and each site's part.
-
-    This is asked before every mini-batch and never changes.
-    """
+def _flatten_sites(
+    sizes: tuple[int, ...],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[slice]]:
+    """Return, for all filters end to end, their site, their index in it, and each site's slice."""
     site = np.repeat(np.arange(len(sizes)), sizes)
     ends = np.cumsum([0, *sizes])
-    number = np.arange(len(site)) - ends[site]
-    return site, number, [slice(*pair) for pair in pairwise(ends.tolist())]
+    filter_index = np.arange(len(site)) - ends[site]
+    return site, filter_index, [slice(*pair) for pair in pairwise(ends.tolist())]
 
 
-def coins(sizes: Sequence[int], keep: NDArray[np.float64], rng: np.random.Generator) -> list[Mask]:
-    """Keep each filter with its site's probability; a site that would lose all keeps one."""
-    site, _, own = _lying(tuple(sizes))
-    drawn = rng.random(len(site))
-    flat = drawn < keep[site]
-    masks = [flat[part] for part in own]
-    for mask, part in zip(masks, own, strict=True):
+def sample_bernoulli_masks(
+    sizes: Sequence[int], keep: NDArray[np.float64], rng: np.random.Generator
+) -> list[Mask]:
+    """Keep each filter with its site's probability, and at least one per site."""
+    site, _, parts = _flatten_sites(tuple(sizes))
+    uniform = rng.random(len(site))
+    flat = uniform < keep[site]
+    masks = [flat[part] for part in parts]
+    for mask, part in zip(masks, parts, strict=True):
         if not mask.any():
-            mask[drawn[part].argmin()] = True  # each filter is the survivor equally often
+            mask[uniform[part].argmin()] = True  # each filter is equally likely to survive
     return masks
 
 
-def drawn(sizes: Sequence[int], counts: Sequence[int], rng: np.random.Generator) -> list[Mask]:
-    """Keep a given number of each site's filters, every choice equally likely."""
-    site, number, own = _lying(tuple(sizes))
+def sample_uniform_masks(
+    sizes: Sequence[int], counts: Sequence[int], rng: np.random.Generator
+) -> list[Mask]:
+    """Keep a number of filters per site, every subset being equally likely."""
+    site, filter_index, parts = _flatten_sites(tuple(sizes))
     order = np.argsort(site + rng.random(len(site)))  # shuffled within each site
     flat = np.empty(len(site), np.bool_)
-    flat[order] = number < np.asarray(counts, np.int64)[site]
-    return [flat[part] for part in own]
+    flat[order] = filter_index < np.asarray(counts, np.int64)[site]
+    return [flat[part] for part in parts]
 
 
-def orders(sizes: Sequence[int], rng: np.random.Generator) -> Order:
-    """Draw a random order of each site's filters: what stays put for a round."""
+def sample_orders(sizes: Sequence[int], rng: np.random.Generator) -> FilterOrders:
+    """Draw a random order of each site's filters."""
     return tuple(rng.permutation(size) for size in sizes)
 
 
-def rolled(sizes: Sequence[int], shift: int) -> Order:
-    """Return the order that begins at filter `shift` and goes round."""
+def make_rolling_orders(sizes: Sequence[int], shift: int) -> FilterOrders:
+    """Return the orders that start at filter `shift` and wrap around."""
     return tuple(np.roll(np.arange(size), -shift) for size in sizes)
 
 
-def first(counts: Sequence[int], order: Sequence[NDArray[np.int64]]) -> list[Mask]:
+def make_prefix_masks(counts: Sequence[int], orders: Sequence[NDArray[np.int64]]) -> list[Mask]:
     """Keep the first filters of each order."""
     masks = []
-    for number, places in zip(counts, order, strict=True):
-        mask = np.zeros(len(places), np.bool_)
-        mask[places[:number]] = True
+    for count, order in zip(counts, orders, strict=True):
+        mask = np.zeros(len(order), np.bool_)
+        mask[order[:count]] = True
         masks.append(mask)
     return masks
 
 
-def rounded(
-    sizes: Sequence[int], keep: NDArray[np.float64], choice: Choice, rng: np.random.Generator
+def round_randomly(
+    sizes: Sequence[int], keep: NDArray[np.float64], sampling: Sampling, rng: np.random.Generator
 ) -> list[int]:
-    """Round keep × size up or down at random so that the mean is exact; never to zero."""
-    drawn = rng.random(len(sizes))
+    """Round keep × size up or down at random, with the exact mean but never to zero."""
+    uniform = rng.random(len(sizes))
     counts = []
-    for size, share, luck in zip(sizes, keep.tolist(), drawn.tolist(), strict=True):
-        low, high, up = levels(size, share, choice)
-        counts.append(high if luck < up else low)
+    for size, share, u in zip(sizes, keep.tolist(), uniform.tolist(), strict=True):
+        low, high, probability = find_rounding_levels(size, share, sampling)
+        counts.append(high if u < probability else low)
     return counts
 
 
-@lru_cache(maxsize=4096)  # every site, before every mini-batch, at the same few rates
-def levels(size: int, keep: float, choice: Choice) -> tuple[int, int, float]:
-    """Return the two numbers of filters that keep × size lies between, and the chance of the upper.
+@lru_cache(maxsize=4096)  # called for every site and mini-batch, at the same few rates
+def find_rounding_levels(size: int, keep: float, sampling: Sampling) -> tuple[int, int, float]:
+    """Return the filter counts below and above keep × size, and the probability of the upper.
 
-    Whole numbers, or multiples of `BLOCK` for a site of three blocks or more.
+    Counts are multiples of `BLOCK` if sampling in blocks from a site of at least three blocks.
     """
-    grain = BLOCK if choice == "blocks" and size >= 3 * BLOCK else 1
-    wanted = size * keep
-    low = grain * int((wanted + 1e-9) // grain)
+    grain = BLOCK if sampling == "blocks" and size >= 3 * BLOCK else 1
+    mean = size * keep
+    low = grain * int((mean + 1e-9) // grain)
     high = min(low + grain, size)
-    up = (wanted - low) / (high - low) if high > low else 0.0
-    return max(min(grain, size), low), max(min(grain, size), high), min(max(up, 0.0), 1.0)
+    probability = (mean - low) / (high - low) if high > low else 0.0
+    return max(min(grain, size), low), max(min(grain, size), high), min(max(probability, 0.0), 1.0)
 
 
-def ceiled(sizes: Sequence[int], keep: NDArray[np.float64]) -> list[int]:
+def round_up(sizes: Sequence[int], keep: NDArray[np.float64]) -> list[int]:
     """Round keep × size up, as HeteroFL does."""
-    wanted = np.ceil(keep * np.asarray(sizes) - 1e-9)
-    return [max(1, int(number)) for number in wanted]
+    counts = np.ceil(keep * np.asarray(sizes) - 1e-9)
+    return [max(1, int(count)) for count in counts]
 
 
-def chance(size: int, keep: float, choice: Choice, kept: int, dropped: int) -> float:
-    """Return how likely `kept` given filters are all kept and `dropped` others all dropped.
+def keep_probability(
+    size: int, keep: float, sampling: Sampling, num_kept: int, num_dropped: int
+) -> float:
+    """Return the probability that a site keeps these many filters and drops those many others.
 
-    Which filters are given does not matter. The rule "never none" is included.
+    It does not depend on which filters, and accounts for the rule to keep at least one.
     """
 
-    def among(number: int) -> float:  # when that many are kept in all
-        ways = perm(number, kept) * perm(size - number, dropped)
-        return ways / perm(size, kept + dropped)
+    def given_count(count: int) -> float:  # if that many are kept in total
+        ways = perm(count, num_kept) * perm(size - count, num_dropped)
+        return ways / perm(size, num_kept + num_dropped)
 
-    if kept + dropped > size:
+    if num_kept + num_dropped > size:
         return 0.0
-    if choice == "bernoulli":
-        none = (1 - keep) ** size
-        coins = keep**kept * (1 - keep) ** dropped
-        return max(0.0, coins + none * (among(1) - among(0)))
-    low, high, up = levels(size, keep, choice)
-    return (1 - up) * among(low) + up * among(high)
+    if sampling == "bernoulli":
+        all_dropped = (1 - keep) ** size
+        independent = keep**num_kept * (1 - keep) ** num_dropped
+        return max(0.0, independent + all_dropped * (given_count(1) - given_count(0)))
+    low, high, probability = find_rounding_levels(size, keep, sampling)
+    return (1 - probability) * given_count(low) + probability * given_count(high)

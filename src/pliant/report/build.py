@@ -1,7 +1,8 @@
-"""Build a report: read the runs, draw what they have, write the page and the files beside it."""
+"""Build a report: read the runs, draw the figures, write the page and the files beside it."""
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,51 +12,62 @@ from tempfile import mkdtemp
 
 import msgspec
 
-from pliant.report.curves import AXES, draw_curves
-from pliant.report.front import Vectors, draw_front, draw_vectors, load_vectors
-from pliant.report.history import Lake, Sample, load_samples, load_tasks
-from pliant.report.kinds import shared
-from pliant.report.look import NONE, Drawn
-from pliant.report.page import figure_part, page, part, table
-from pliant.report.runs import Group, flattened, grouped, load_runs
-from pliant.report.summary import summarised, table_of
-from pliant.report.timeline import draw_timeline
-from pliant.report.tradeoff import draw_tradeoff
-from pliant.report.use import draw_use
-from pliant.report.world import World, draw_classes, load_world
+from pliant.analysis.comparability import group_comparable
+from pliant.analysis.curves import AXES, draw_learning_curves
+from pliant.analysis.data_overview import DataOverview, draw_class_counts, load_data_overview
+from pliant.analysis.history import (
+    GroupHistory,
+    RecordDatabase,
+    load_group_histories,
+    load_task_timelines,
+)
+from pliant.analysis.pareto_plot import (
+    RateVectors,
+    draw_pareto_front,
+    draw_rate_vectors,
+    load_rate_vectors,
+)
+from pliant.analysis.runs import RunGroup, flatten_config, group_runs, load_runs
+from pliant.analysis.style import MISSING, ReportFigure
+from pliant.analysis.summary import format_summary, summarise_groups
+from pliant.analysis.timeline import draw_timeline
+from pliant.analysis.tradeoff import draw_tradeoff
+from pliant.analysis.utilisation import draw_utilisation
+from pliant.report.page import make_figure_section, make_section, render_page, render_table
 
-PAGE = "index.html"
-TIMELINES = 8  # groups with a timeline of their own
-ROUNDS = 3  # of a timeline
-WORLDS = 4  # pictures of classes
+PAGE_FILE = "index.html"
+MAX_TIMELINES = 8
+TIMELINE_ROUNDS = 3  # per timeline
+MAX_CLASS_FIGURES = 4
 
-Part = tuple[str, str, str]
-Tell = Callable[[str, int, int], None]  # what comes next, how many steps are done, and of all
+Section = tuple[str, str, str]
+ProgressFn = Callable[[str, int, int], None]  # next step, steps done, steps in all
 
 
 @dataclass(frozen=True, eq=False)
-class _Found:
-    """All that a report is made of."""
+class _ReportData:
+    """Everything that goes into a report."""
 
-    groups: list[Group]
-    samples: list[Sample]
-    tables: list[Vectors]
-    lake: Lake
+    groups: list[RunGroup]
+    group_histories: list[GroupHistory]
+    tables: list[RateVectors]
+    database: RecordDatabase
     target: float
-    steps: "_Steps"
+    progress: "_ProgressCounter"
 
 
-class _Steps:
-    """How far a report is; what it will draw is known only as it goes, so the total is a guess."""
+class _ProgressCounter:
+    """Progress of a report; the total is an estimate, as the number of figures is not known."""
 
-    def __init__(self, tell: Tell, groups: int) -> None:
-        self._tell, self._done = tell, 0
-        self._total = len(AXES) + 4 + 2 * min(groups, TIMELINES)  # reading, trade-off, front, use
+    def __init__(self, on_progress: ProgressFn, group_count: int) -> None:
+        self._on_progress, self._done = on_progress, 0
+        # 4: reading, trade-off, front, utilisation
+        self._total = len(AXES) + 4 + 2 * min(group_count, MAX_TIMELINES)
 
-    def next(self, text: str) -> None:
-        """Tell what is done now."""
+    def advance(self, text: str) -> None:
+        """Report the next step."""
         self._total = max(self._total, self._done + 1)
-        self._tell(text, self._done, self._total)
+        self._on_progress(text, self._done, self._total)
         self._done += 1
 
 
@@ -65,175 +77,192 @@ def write_report(
     *,
     target: float = 0.9,
     command: str = "",
-    tell: Tell = lambda text, done, total: None,
+    on_progress: ProgressFn = lambda text, done, total: None,
 ) -> Path:
     """Write the report of all runs in some folders and return its page.
 
-    Everything is made in a folder of its own first: a report that fails leaves none half-written.
+    All files are written to a temporary folder first, so that a failure leaves no partial report.
     """
-    lake = Lake()
+    database = RecordDatabase()
     try:
-        groups = grouped(load_runs(paths))
-        steps = _Steps(tell, len(groups))
-        steps.next(f"reading {sum(len(group.runs) for group in groups)} runs")
-        tables = load_vectors(paths, groups)
-        found = _Found(groups, load_samples(lake, groups), tables, lake, target, steps)
-        if not found.samples and not tables:
-            told = ", ".join(map(str, paths))
-            raise ValueError(f"{told}: expected a finished round or a table, found neither")
+        groups = group_runs(load_runs(paths))
+        progress = _ProgressCounter(on_progress, len(groups))
+        progress.advance(f"reading {sum(len(group.runs) for group in groups)} runs")
+        tables = load_rate_vectors(paths, groups)
+        histories = load_group_histories(database, groups)
+        if not histories and not tables:
+            names = ", ".join(map(str, paths))
+            raise ValueError(f"{names}: expected a finished round or a table, found neither")
+        data = _ReportData(groups, histories, tables, database, target, progress)
         out.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
+        temporary = Path(mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
         try:
-            _write(found, work, _title(paths), command)
-            _move(work, out)
+            _write_files(data, temporary, _make_title(paths), command)
+            _move_files(temporary, out)
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     finally:
-        lake.close()
-    return out / PAGE
+        database.close()
+    return out / PAGE_FILE
 
 
-def _title(paths: Sequence[Path]) -> str:
+def _make_title(paths: Sequence[Path]) -> str:
     return ", ".join(path.resolve().name for path in paths[:4]) + (" …" if len(paths) > 4 else "")
 
 
-def _move(work: Path, out: Path) -> None:
-    """Put the files in their place, the page last: it never names what is not there yet."""
+def _move_files(folder: Path, out: Path) -> None:
+    """Move the files, the page last, so that it never links to a missing file."""
     out.mkdir(parents=True, exist_ok=True)
-    for path in sorted(work.iterdir(), key=lambda path: path.name == PAGE):
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == PAGE_FILE):
         os.replace(path, out / path.name)
 
 
-def _write(found: _Found, work: Path, title: str, command: str) -> None:
-    parts: list[Part] = []
-    if found.samples:
-        parts.append(_summary(found, work))
-    for drawn in _figures(found):
-        found.steps.next(f"drawing {drawn.title}")
-        picture = drawn.image("svg")
-        (work / f"{drawn.slug}.svg").write_bytes(picture)
-        (work / f"{drawn.slug}.png").write_bytes(drawn.image("png"))
-        (work / f"{drawn.slug}.csv").write_text(drawn.csv())
-        parts.append(figure_part(drawn, picture))
-    if found.samples:
-        parts += [_ends(found), _config(found), _made(found)]
-    (work / "rounds.csv").write_text(_rounds(found))
-    runs = sum(len(group.runs) for group in found.groups)
-    told = f"{runs} runs in {len(found.groups)} groups; runs of a group differ in their seed only."
-    told = told if runs else f"{len(found.tables)} tables of rate vectors."
-    foot = f"Made by: {command}" if command else "Made by pliant.report"
-    (work / PAGE).write_text(page(title, told, parts, foot), encoding="utf-8")
+def _write_files(data: _ReportData, folder: Path, title: str, command: str) -> None:
+    sections: list[Section] = []
+    if data.group_histories:
+        sections.append(_write_summary(data, folder))
+    for figure in _draw_figures(data):
+        data.progress.advance(f"drawing {figure.title}")
+        svg = figure.render("svg")
+        (folder / f"{figure.slug}.svg").write_bytes(svg)
+        (folder / f"{figure.slug}.png").write_bytes(figure.render("png"))
+        (folder / f"{figure.slug}.csv").write_text(figure.format_csv())
+        sections.append(make_figure_section(figure, svg))
+    if data.group_histories:
+        sections.append(_make_outcomes_section(data))
+        sections.append(_make_config_section(data))
+        sections.append(_make_provenance_section(data))
+    (folder / "rounds.csv").write_text(_format_rounds(data))
+    runs = sum(len(group.runs) for group in data.groups)
+    description = f"{len(data.tables)} tables of rate vectors."
+    if runs:
+        groups = len(data.groups)
+        description = f"{runs} runs in {groups} groups; runs of a group differ only in their seed."
+    footer = f"Made by: {command}" if command else "Made by pliant.report"
+    page = render_page(title, description, sections, footer)
+    (folder / PAGE_FILE).write_text(page, encoding="utf-8")
 
 
-def _summary(found: _Found, work: Path) -> Part:
-    shares = shared(found.samples)
-    lines = [line for share in shares for line in summarised(share.samples, found.target)]
-    head, rows = table_of(lines, found.target)
-    drawn = Drawn("summary", "", "", None, head, rows)
-    (work / "summary.csv").write_text(drawn.csv())
+def _write_summary(data: _ReportData, folder: Path) -> Section:
+    comparable = group_comparable(data.group_histories)
+    summaries = [
+        summary
+        for groups in comparable
+        for summary in summarise_groups(groups.group_histories, data.target)
+    ]
+    header, rows = format_summary(summaries, data.target)
+    table = ReportFigure("summary", "", "", None, header, rows)
+    (folder / "summary.csv").write_text(table.format_csv())
     note = (
-        "Means over seeds. Used: useful MACs over those that the selected devices had. Lost: share "
-        "of tasks that were not merged. C3 = accuracy · exp(-(B/Bmax + C/Cmax)/8), with the most "
-        "bytes and MACs of any group here as budgets: it ranks the groups of one table only."
+        "Means over seeds. Used: useful MACs as a share of those the selected devices had. Lost: "
+        "share of tasks that were not merged. C3 = accuracy · exp(-(B/Bmax + C/Cmax)/8), where the "
+        "budgets are the largest use of any group here: it only ranks groups of the same table."
     )
-    if len(shares) > 1:
-        note += " Federated and split methods had other data here: each kind has its own budgets."
-    body = table(head, rows, "Summary")
+    if len(comparable) > 1:
+        note += " Federated and split methods used different data: each kind has its own budgets."
+    body = render_table(header, rows, "Summary")
     files = '<p class="faint">Beside this page: <a href="summary.csv" download>CSV</a>, '
     files += '<a href="rounds.csv" download>CSV of all rounds</a></p>'
-    return part("summary", "Summary", f'{body}<p class="faint">{escape(note)}</p>{files}')
+    return make_section("summary", "Summary", f'{body}<p class="faint">{escape(note)}</p>{files}')
 
 
-def _rounds(found: _Found) -> str:
+def _format_rounds(data: _ReportData) -> str:
     """Return the rounds of all runs as CSV."""
-    histories = [history for sample in found.samples for history in sample.histories]
+    histories = [history for group in data.group_histories for history in group.histories]
     names = tuple(histories[0].columns) if histories else ()
     rows = [
         (history.run.name, *("" if isnan(value) else f"{value:.10g}" for value in values))
         for history in histories
         for values in zip(*history.columns.values(), strict=True)
     ]
-    return Drawn("rounds", "", "", None, ("run", *names), rows).csv()
+    return ReportFigure("rounds", "", "", None, ("run", *names), rows).format_csv()
 
 
-def _figures(found: _Found) -> Iterator[Drawn]:
-    """Yield the figures that the records have something for."""
+def _draw_figures(data: _ReportData) -> Iterator[ReportFigure]:
+    """Yield the figures for which there are records."""
     for axis in AXES:
-        drawn = draw_curves(found.samples, axis)
-        if drawn is not None:
-            yield drawn
-    for share in shared(found.samples):
-        tradeoff = draw_tradeoff(share)
+        curves = draw_learning_curves(data.group_histories, axis)
+        if curves is not None:
+            yield curves
+    for groups in group_comparable(data.group_histories):
+        tradeoff = draw_tradeoff(groups)
         if tradeoff is not None:
             yield tradeoff
-    front = draw_front(found.tables)
+    front = draw_pareto_front(data.tables)
     if front is not None:
         yield front
-    yield from (draw_vectors(one) for one in found.tables)
-    use = draw_use(found.samples)
-    if use is not None:
-        yield use
-    yield from _worlds(found)
+    yield from map(draw_rate_vectors, data.tables)
+    utilisation = draw_utilisation(data.group_histories)
+    if utilisation is not None:
+        yield utilisation
+    yield from _draw_timelines_and_classes(data)
 
 
-def _worlds(found: _Found) -> Iterator[Drawn]:
-    """Yield timelines and classes, each world of data once."""
-    classes: list[Drawn] = []
-    seen: set[bytes] = set()
-    for at, sample in enumerate(found.samples[:TIMELINES]):
-        found.steps.next(f"rebuilding the data of {sample.label}")
-        world = load_world(sample.group.first)
-        shares = world.shares if isinstance(world, World) else None
-        tasks = load_tasks(found.lake, sample.histories[0], 0, ROUNDS)
-        drawn = draw_timeline(str(at), sample.label, tasks, shares)
-        if drawn is not None:
-            yield drawn
-        if isinstance(world, World) and world.counts.tobytes() not in seen:
-            seen.add(world.counts.tobytes())
-            label = "" if at == 0 else f": {sample.label}"
-            classes.append(draw_classes(str(at), label, world))
-    yield from classes[:WORLDS]
+def _draw_timelines_and_classes(data: _ReportData) -> Iterator[ReportFigure]:
+    """Yield one timeline per group, and the class counts of each partition once."""
+    class_figures: list[ReportFigure] = []
+    drawn_counts: set[bytes] = set()
+    for index, group in enumerate(data.group_histories[:MAX_TIMELINES]):
+        data.progress.advance(f"rebuilding the data of {group.label}")
+        overview = load_data_overview(group.group.first_run)
+        shares = overview.row_shares if isinstance(overview, DataOverview) else None
+        tasks = load_task_timelines(data.database, group.histories[0], 0, TIMELINE_ROUNDS)
+        timeline = draw_timeline(str(index), group.label, tasks, shares)
+        if timeline is not None:
+            yield timeline
+        if not isinstance(overview, DataOverview):
+            continue
+        counts = overview.class_counts.tobytes()
+        if counts not in drawn_counts:
+            drawn_counts.add(counts)
+            label = "" if index == 0 else f": {group.label}"
+            class_figures.append(draw_class_counts(str(index), label, overview))
+    yield from class_figures[:MAX_CLASS_FIGURES]
 
 
-def _ends(found: _Found) -> Part:
-    kinds = sorted({end for s in found.samples for h in s.histories for end in h.ends})
-    rows = []
-    for sample in found.samples:
-        counts = [sum(h.ends.get(kind, 0) for h in sample.histories) for kind in kinds]
-        rows.append((sample.label, *counts))
-    return part("ends", "How tasks ended", table(("group", *kinds), rows, "How tasks ended"))
+def _make_outcomes_section(data: _ReportData) -> Section:
+    counts = [
+        sum((Counter(history.outcome_counts) for history in group.histories), Counter[str]())
+        for group in data.group_histories
+    ]
+    outcomes = sorted({outcome for group_counts in counts for outcome in group_counts})
+    rows = [
+        (group.label, *(group_counts[outcome] for outcome in outcomes))
+        for group, group_counts in zip(data.group_histories, counts, strict=True)
+    ]
+    title = "Outcomes of tasks"
+    return make_section("outcomes", title, render_table(("group", *outcomes), rows, title))
 
 
-def _config(found: _Found) -> Part:
-    """Tell what was asked for: the first run in full, the others by what differs."""
-    flat = [flattened(group.first.config) for group in found.groups]
-    keys = dict.fromkeys(key for one in flat for key in one)
-    differing = [key for key in keys if len({one.get(key, "") for one in flat}) > 1]
-    first = found.groups[0].first
+def _make_config_section(data: _ReportData) -> Section:
+    """Show the config of the first run and the differences of the others."""
+    configs = [flatten_config(group.first_run.config) for group in data.groups]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    differing = [key for key in keys if len({config.get(key, "") for config in configs}) > 1]
+    first = data.groups[0].first_run
     text = msgspec.json.format(msgspec.json.encode(first.config), indent=2).decode()
     body = (
-        f"<p>{escape(first.name)}, resolved as it ran:</p>"
+        f"<p>The resolved config of {escape(first.name)}:</p>"
         f"<details><summary>config.json</summary><pre>{escape(text)}</pre></details>"
     )
     if differing:
         rows = [
-            (group.label, *(one.get(key, NONE) for key in differing))
-            for group, one in zip(found.groups, flat, strict=True)
+            (group.label, *(config.get(key, MISSING) for key in differing))
+            for group, config in zip(data.groups, configs, strict=True)
         ]
-        body += "<p>What differs between groups:</p>" + table(
-            ("group", *differing), rows, "Differences"
-        )
-    return part("config", "Config", body)
+        body += "<p>Differences between groups:</p>"
+        body += render_table(("group", *differing), rows, "Differences")
+    return make_section("config", "Config", body)
 
 
-def _made(found: _Found) -> Part:
-    """Tell by which commands, and on what, the runs were made."""
-    runs = [run for group in found.groups for run in group.runs]
-    commands = dict.fromkeys(run.made_by.get("command", "not recorded") for run in runs)
-    kinds = dict.fromkeys(
-        ", ".join(f"{key} {value}" for key, value in run.made_by.items() if key != "command")
+def _make_provenance_section(data: _ReportData) -> Section:
+    """Show the commands and versions that made the runs."""
+    runs = [run for group in data.groups for run in group.runs]
+    commands = dict.fromkeys(run.provenance.get("command", "not recorded") for run in runs)
+    versions = dict.fromkeys(
+        ", ".join(f"{key} {value}" for key, value in run.provenance.items() if key != "command")
         for run in runs
     )
     body = "".join(f"<pre>{escape(command)}</pre>" for command in commands)
-    body += "".join(f'<p class="faint">{escape(kind)}</p>' for kind in kinds)
-    return part("made", "The commands that made these runs", body)
+    body += "".join(f'<p class="faint">{escape(text)}</p>' for text in versions)
+    return make_section("provenance", "The commands that made these runs", body)

@@ -1,23 +1,23 @@
-"""The page of a report: one HTML file with everything in it, readable without its neighbours."""
+"""Render the page of a report as one self-contained HTML file."""
 
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from pliant.report.look import Drawn
+from pliant.analysis.style import ReportFigure
 
-ROWS = 400  # of a table on the page; the CSV has all
+MAX_ROWS = 400  # per table on the page; the CSV has all
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]], caption: str) -> str:
-    """Write a table; a long one ends with how many rows were left out."""
-    cells = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+def render_table(header: Sequence[str], rows: Sequence[Sequence[object]], caption: str) -> str:
+    """Return a table as HTML, with a note on rows that were left out."""
+    cells = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
     lines = [
         "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>"
-        for row in rows[:ROWS]
+        for row in rows[:MAX_ROWS]
     ]
-    more = len(rows) - ROWS
+    more = len(rows) - MAX_ROWS
     note = f'<p class="faint">{more:,} more rows are in the CSV file.</p>' if more > 0 else ""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
@@ -25,43 +25,45 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], caption: str) -
     )
 
 
-def section(drawn: Drawn, picture: bytes) -> str:
-    """Write a figure: its picture as SVG, what it says in words, its numbers, its files."""
-    image = b64encode(picture).decode()
+def render_figure(figure: ReportFigure, svg: bytes) -> str:
+    """Return a figure as HTML: its image, text alternative, numbers and files."""
+    image, text = b64encode(svg).decode(), escape(figure.alt_text)
     links = ", ".join(
-        f'<a href="{drawn.slug}.{kind}" download>{kind.upper()}</a>'
+        f'<a href="{figure.slug}.{kind}" download>{kind.upper()}</a>'
         for kind in ("png", "svg", "csv")
     )
     return (
-        f'<section id="{drawn.slug}"><h2>{escape(drawn.title)}</h2>'
-        f'<figure><img src="data:image/svg+xml;base64,{image}" alt="{escape(drawn.told)}"></figure>'
-        f"<details><summary>In words and numbers</summary><p>{escape(drawn.told)}</p>"
-        f"{table(drawn.head, drawn.rows, drawn.title)}</details>"
+        f'<section id="{figure.slug}"><h2>{escape(figure.title)}</h2>'
+        f'<figure><img src="data:image/svg+xml;base64,{image}" alt="{text}"></figure>'
+        f"<details><summary>In words and numbers</summary><p>{text}</p>"
+        f"{render_table(figure.header, figure.rows, figure.title)}</details>"
         f'<p class="faint">Beside this page: {links}</p></section>'
     )
 
 
-def part(slug: str, title: str, body: str) -> tuple[str, str, str]:
-    """Return a section that is not a figure, for `page`."""
+def make_section(slug: str, title: str, body: str) -> tuple[str, str, str]:
+    """Return a section for `render_page`: its slug, title and HTML."""
     return slug, title, f'<section id="{slug}"><h2>{escape(title)}</h2>{body}</section>'
 
 
-def figure_part(drawn: Drawn, picture: bytes) -> tuple[str, str, str]:
-    """Return the section of a figure, for `page`."""
-    return drawn.slug, drawn.title, section(drawn, picture)
+def make_figure_section(figure: ReportFigure, svg: bytes) -> tuple[str, str, str]:
+    """Return the section of a figure for `render_page`."""
+    return figure.slug, figure.title, render_figure(figure, svg)
 
 
-def page(title: str, told: str, parts: Sequence[tuple[str, str, str]], foot: str) -> str:
-    """Write the whole page."""
+def render_page(
+    title: str, description: str, sections: Sequence[tuple[str, str, str]], footer: str
+) -> str:
+    """Return the page as HTML."""
     style = files("pliant.report").joinpath("page.css").read_text()
-    links = "".join(f'<li><a href="#{slug}">{escape(name)}</a></li>' for slug, name, _ in parts)
-    body = "\n".join(text for _, _, text in parts)
+    links = "".join(f'<li><a href="#{slug}">{escape(name)}</a></li>' for slug, name, _ in sections)
+    body = "\n".join(text for _, _, text in sections)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title>'
         f"<style>{style}</style></head>"
-        f"<body><header><h1>{escape(title)}</h1><p>{escape(told)}</p></header>"
+        f"<body><header><h1>{escape(title)}</h1><p>{escape(description)}</p></header>"
         f'<nav aria-label="Contents"><ul>{links}</ul></nav><main>{body}</main>'
-        f'<footer><p class="faint">{escape(foot)}</p></footer></body></html>\n'
+        f'<footer><p class="faint">{escape(footer)}</p></footer></body></html>\n'
     )

@@ -1,9 +1,9 @@
-"""Split methods: the network is cut, and an exchange takes place at every mini-batch."""
+"""Split learning methods: the network is cut in two, and the parts exchange every mini-batch."""
 
 from pliant.split.adasplit import AdaSplit as AdaSplit
-from pliant.split.base import Local as Local
+from pliant.split.base import SplitTraining as SplitTraining
 from pliant.split.payload import Payload as Payload
 from pliant.split.splitfed import SplitFed as SplitFed
-from pliant.split.vanilla import Split as Split
+from pliant.split.vanilla import VanillaSplit as VanillaSplit
 
-AnySplit = Split | SplitFed | AdaSplit
+AnySplit = VanillaSplit | SplitFed | AdaSplit

@@ -1,4 +1,4 @@
-"""The orchestrator's bandit: discounted upper confidence bounds on the clients' server losses.
+"""The bandit that selects clients: discounted upper confidence bounds on their server losses.
 
 Chopra et al., AdaSplit, 2021, after Cho et al., "Bandit-based communication-efficient client
 selection strategies for federated learning", 2020.
@@ -9,70 +9,70 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import torch
 
-from pliant.devices.draws import FloatArray
+from pliant.devices.vector_rng import FloatArray
 from pliant.params import Params
 
-HOPE = 100.0  # the loss of a client that nobody has asked yet
-ROWS = 2048  # of the history that count
-_TINY = 1e-15
+INITIAL_LOSS = 100.0  # of a client that was never selected
+MAX_HISTORY = 2048  # rows that count
+_EPSILON = 1e-15
 
 
 class Bandit:
-    """Discounted sums of losses and selections; they hold all that the history is asked for.
+    """Discounted sums of losses and selections.
 
-    A client that is not selected is given the mean of its last two losses, which count in the sum
-    of losses but not in that of selections: so its score rises until it is selected.
+    A client that is not selected gets the mean of its last two losses. It enters the sum of losses
+    but not that of selections, so the client's score rises until it is selected.
 
     >>> from pliant.split.bandit import Bandit
     >>> bandit = Bandit(2, discount=0.5)
-    >>> bandit.learn({0: 1.0})
-    >>> bandit.losses.tolist(), bandit.chosen.tolist()
+    >>> bandit.update({0: 1.0})
+    >>> bandit.losses.tolist(), bandit.selections.tolist()
     ([51.0, 150.0], [1.0, 0.0])
     """
 
     def __init__(self, clients: int, discount: float) -> None:
         self.discount = discount
-        self.losses = np.full(clients, HOPE)
-        self.chosen = np.zeros(clients)
-        self.last = np.full((2, clients), HOPE)  # the newest row first
-        self.rows = 1
+        self.losses = np.full(clients, INITIAL_LOSS)
+        self.selections = np.zeros(clients)
+        self.last_losses = np.full((2, clients), INITIAL_LOSS)  # newest row first
+        self.history_length = 1
 
-    def learn(self, losses: Mapping[int, float]) -> None:
-        """Add a row: the losses of the clients that were selected."""
-        row = self.last.mean(axis=0)
-        bits = np.zeros(len(row))
+    def update(self, losses: Mapping[int, float]) -> None:
+        """Add the losses of the selected clients to the history."""
+        row = self.last_losses.mean(axis=0)
+        is_selected = np.zeros(len(row))
         for client, loss in losses.items():
-            row[client], bits[client] = loss, 1.0
+            row[client], is_selected[client] = loss, 1.0
         self.losses = self.discount * self.losses + row
-        self.chosen = self.discount * self.chosen + bits
-        self.last = np.stack([row, self.last[0]])
-        self.rows = min(self.rows + 1, ROWS)
+        self.selections = self.discount * self.selections + is_selected
+        self.last_losses = np.stack([row, self.last_losses[0]])
+        self.history_length = min(self.history_length + 1, MAX_HISTORY)
 
-    def scores(self) -> FloatArray:
+    def compute_scores(self) -> FloatArray:
         """Return each client's upper confidence bound."""
-        chosen = self.chosen + _TINY
-        bound: FloatArray = self.losses / chosen + np.sqrt(2 * np.log(self.rows) / chosen)
+        count = self.selections + _EPSILON
+        bound: FloatArray = self.losses / count + np.sqrt(2 * np.log(self.history_length) / count)
         return bound
 
-    def state(self) -> Params:
-        """Return everything as tensors."""
-        table = np.stack([self.losses, self.chosen, *self.last])
-        return {"table": torch.from_numpy(table.copy()), "rows": torch.tensor(self.rows)}
+    def state_dict(self) -> Params:
+        """Return the state as named tensors."""
+        table = np.stack([self.losses, self.selections, *self.last_losses])
+        return {"table": torch.from_numpy(table.copy()), "rows": torch.tensor(self.history_length)}
 
-    def restore(self, state: Params) -> None:
-        """Go on from what `state` returned."""
+    def load_state_dict(self, state: Params) -> None:
+        """Restore what `state_dict` returned."""
         table = state["table"].numpy().copy()
-        self.losses, self.chosen, self.last = table[0], table[1], table[2:]
-        self.rows = int(state["rows"])
+        self.losses, self.selections, self.last_losses = table[0], table[1], table[2:]
+        self.history_length = int(state["rows"])
 
 
-def best(
+def select_top_clients(
     scores: FloatArray | Sequence[float],
-    among: Iterable[int],
+    candidates: Iterable[int],
     count: int,
     rng: np.random.Generator,
 ) -> list[int]:
-    """Return the clients of the highest scores among some, ties at random, in rising order."""
-    shuffled = rng.permutation(np.array(sorted(among), np.int64))
+    """Return the candidates with the highest scores, sorted; break ties at random."""
+    shuffled = rng.permutation(np.array(sorted(candidates), np.int64))
     order = np.argsort(-np.asarray(scores)[shuffled], kind="stable")
     return sorted(shuffled[order[:count]].tolist())

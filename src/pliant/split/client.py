@@ -1,7 +1,7 @@
-"""A client of split learning: its part of the network, and where that is trained.
+"""A client of split learning: its part of the network, in this process or on a device.
 
-A method asks for mini-batches by their addresses and says how each one ends. Whoever has the part
-draws data and filters by these addresses: so the same step comes out in this process and elsewhere.
+A method requests mini-batches by round and step, and decides how each one ends. Data and filters
+are drawn from that address, so that a step has the same result wherever the client runs.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,130 +14,132 @@ from torch import Tensor
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
-from pliant.rng import stream
-from pliant.split.part import Part, Pass
-from pliant.split.payload import Message, Payload, write_labels
+from pliant.rng import rng_stream
+from pliant.split.part import ForwardPass, TrainablePart
+from pliant.split.payload import Message, Payload, encode_labels
 
-Batch = tuple[Tensor, Tensor]
-Own = Callable[[Any, Tensor], Tensor]  # a client's own loss, of what its part gives and labels
+LabelledBatch = tuple[Tensor, Tensor]
+LocalLoss = Callable[[Any, Tensor], Tensor]  # of the part's output and the labels
 
 
-class Turn(Struct, frozen=True, forbid_unknown_fields=True):
-    """One mini-batch of a client, as it is asked for."""
+class BatchRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A request for one mini-batch of a client."""
 
     round: int
     step: int
     lr: float
-    rates: tuple[float, ...] = ()  # of filters that are left out; none: the whole part
-    talks: bool = True  # activations are sent
+    rates: tuple[float, ...] = ()  # at which filters are dropped; empty: none
+    needs_activation: bool = True  # whether activations are sent
 
 
-class Client(Protocol):
-    """A client's part; each mini-batch that is asked for ends with a step or without."""
+class SplitClient(Protocol):
+    """A client's part; every requested mini-batch ends with `backward` or `skip`."""
 
     @property
     def params(self) -> Params:
         """Return the part's parameters."""
 
-    def ask(self, turn: Turn) -> None:
-        """Ask for a mini-batch; nobody waits for it."""
+    def request_batch(self, request: BatchRequest) -> None:
+        """Request a mini-batch without waiting for it."""
 
-    def message(self) -> object | None:
-        """Return what the client sends of it, or None if the client has gone."""
+    def forward(self) -> object | None:
+        """Return the client's message, or None if the client has left."""
 
-    def learn(self, slope: bytes | None) -> None:
-        """End it with a step, along the server's gradient where there is one."""
+    def backward(self, gradient: bytes | None) -> None:
+        """End the mini-batch with a step, using the server's gradient if there is one."""
 
-    def drop(self) -> None:
-        """End it without a step."""
+    def skip(self) -> None:
+        """End the mini-batch without a step."""
 
-    def take(self, params: Mapping[str, Tensor]) -> None:
-        """Take over another part's parameters; the optimiser's memory stays."""
+    def load_params(self, params: Mapping[str, Tensor]) -> None:
+        """Replace the parameters; keep the optimiser's state."""
 
-    def forget(self) -> None:
-        """Let the optimiser start anew."""
+    def reset_optimiser(self) -> None:
+        """Reset the optimiser's state."""
 
-    def state(self) -> Params:
-        """Return everything as named tensors."""
+    def state_dict(self) -> Params:
+        """Return the state as named tensors."""
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` returned."""
 
 
-class Here:
-    """A client whose part is in this process; it computes when the result is asked for."""
+class LocalClient:
+    """A client in this process, which computes only when a result is needed."""
 
     def __init__(
         self,
         number: int,
-        part: Part,
-        batch: Callable[[int, int, int], Batch],  # of a client, a round and a step
+        part: TrainablePart,
+        load_batch: Callable[[int, int, int], LabelledBatch],  # by client, round and step
         *,
         seed: int,
         payload: Payload,
         classes: int,
-        own: Own | None,
+        local_loss: LocalLoss | None,
     ) -> None:
         self.number, self.part = number, part
-        self._batch, self._seed = batch, seed
-        self._payload, self._classes, self._own = payload, classes, own
-        self._turn: Turn | None = None
-        self._done: tuple[Pass, Tensor] | None = None
+        self._load_batch, self._seed = load_batch, seed
+        self._payload, self._classes, self._local_loss = payload, classes, local_loss
+        self._request: BatchRequest | None = None
+        self._forward_pass: tuple[ForwardPass, Tensor] | None = None
 
     @property
     def params(self) -> Params:
         return self.part.params
 
-    def ask(self, turn: Turn) -> None:
-        self._turn, self._done = turn, None
+    def request_batch(self, request: BatchRequest) -> None:
+        self._request, self._forward_pass = request, None
 
-    def message(self) -> Message:
-        done, labels = self._forward()
-        activation: Tensor = done.output[1]
+    def forward(self) -> Message:
+        forward_pass, labels = self._run_forward()
+        activation: Tensor = forward_pass.output[1]
         body = self._payload.encode(activation)
-        return Message(tuple(activation.shape), body, write_labels(labels, self._classes))
+        return Message(tuple(activation.shape), body, encode_labels(labels, self._classes))
 
-    def learn(self, slope: bytes | None) -> None:
-        done, labels = self._forward()
-        assert self._turn is not None
-        felt = None if self._own is None else self._own(done.output, labels)
-        if slope is not None:
-            activation: Tensor = done.output[1]
-            along = (activation * self._payload.decode(slope, tuple(activation.shape))).sum()
-            felt = along if felt is None else felt + along
-        if felt is not None:
-            grads = torch.autograd.grad(felt, list(done.leaves.values()), allow_unused=True)
-            self.part.descend(done, grads, self._turn.lr)
-        self._turn = self._done = None
+    def backward(self, gradient: bytes | None) -> None:
+        forward_pass, labels = self._run_forward()
+        assert self._request is not None
+        loss = None if self._local_loss is None else self._local_loss(forward_pass.output, labels)
+        if gradient is not None:
+            activation: Tensor = forward_pass.output[1]
+            product = (activation * self._payload.decode(gradient, tuple(activation.shape))).sum()
+            loss = product if loss is None else loss + product
+        if loss is not None:
+            leaves = list(forward_pass.leaves.values())
+            grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+            self.part.apply_gradients(forward_pass, grads, self._request.lr)
+        self._request = self._forward_pass = None
 
-    def drop(self) -> None:
-        self._forward()  # what norm layers gather on the way stays
-        self._turn = self._done = None
+    def skip(self) -> None:
+        self._run_forward()  # updates norm statistics
+        self._request = self._forward_pass = None
 
-    def take(self, params: Mapping[str, Tensor]) -> None:
-        self.part.take(params)
+    def load_params(self, params: Mapping[str, Tensor]) -> None:
+        self.part.load_params(params)
 
-    def forget(self) -> None:
-        self.part.forget()
+    def reset_optimiser(self) -> None:
+        self.part.reset_optimiser()
 
-    def state(self) -> Params:
-        return self.part.state()
+    def state_dict(self) -> Params:
+        return self.part.state_dict()
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.part.restore(state)
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.part.load_state_dict(state)
 
-    def _forward(self) -> tuple[Pass, Tensor]:
-        if self._done is None:
-            turn = self._turn
-            if turn is None:
-                raise ValueError(f"client {self.number}: expected to be asked for a mini-batch")
-            x, y = self._batch(self.number, turn.round, turn.step)
-            self._done = self.part.run(drawn(self.part.net, turn, self._seed, self.number), x), y
-        return self._done
+    def _run_forward(self) -> tuple[ForwardPass, Tensor]:
+        if self._forward_pass is None:
+            request = self._request
+            if request is None:
+                raise ValueError(f"client {self.number}: expected a requested batch, got none")
+            x, y = self._load_batch(self.number, request.round, request.step)
+            subnet = sample_subnet(self.part.net, request, self._seed, self.number)
+            self._forward_pass = self.part.run(subnet, x), y
+        return self._forward_pass
 
 
-def drawn(net: Elastic, turn: Turn, seed: int, number: int) -> Subnet:
-    """Return the filters of a mini-batch: all, or a draw at the mini-batch's own address."""
-    if not any(turn.rates):
+def sample_subnet(net: Elastic, request: BatchRequest, seed: int, client: int) -> Subnet:
+    """Return the subnet of a mini-batch, drawn at its own random address."""
+    if not any(request.rates):
         return net.full
-    return net.draw(turn.rates, stream(seed, "dropout", turn.round, turn.step, number))
+    return net.draw(request.rates, rng_stream(seed, "dropout", request.round, request.step, client))

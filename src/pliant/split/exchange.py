@@ -2,67 +2,73 @@
 
 import torch
 
-from pliant.split.base import Floor, Work
-from pliant.split.client import Turn
+from pliant.split.base import SplitEnvironment, SplitStepCost
+from pliant.split.client import BatchRequest
 from pliant.split.payload import Payload
-from pliant.split.server import Server
+from pliant.split.server import ServerPart
 from pliant.split.session import Session
 
 
-def opened(
-    session: Session, floor: Floor, client: int, place: tuple[int, int], *, lr: float
+def start_batch(
+    session: Session,
+    environment: SplitEnvironment,
+    client: int,
+    position: tuple[int, int],
+    *,
+    lr: float,
 ) -> bool:
-    """Let a client begin a mini-batch of a round and a step; tell whether it has."""
-    samples = session.size(client, place[1])
-    work = session.device_work(samples, session.device.full, trains=True)
-    if not floor.compute(client, Work(work.forward, work.forward, samples)):
+    """Start a client's mini-batch of a round and step; return whether the client stayed."""
+    samples = session.batch_size(client, position[1])
+    cost = session.device_step_cost(samples, session.device_net.full, is_trained=True)
+    forward = SplitStepCost(cost.forward_macs, cost.forward_macs, samples)
+    if not environment.compute(client, forward):
         return False
     if not session.is_dry:
-        session.clients[client].ask(Turn(*place, lr))
+        session.clients[client].request_batch(BatchRequest(*position, lr))
     return True
 
 
-def exchange(
+def exchange_batch(
     session: Session,
-    floor: Floor,
-    server: Server,
+    environment: SplitEnvironment,
+    server: ServerPart,
     client: int,
     step: int,
     *,
     lr: float,
     payload: Payload,
 ) -> None:
-    """Train both sides on a mini-batch that a client has begun; refused, it trains neither."""
-    samples = session.size(client, step)
-    work = session.device_work(samples, session.device.full, trains=True)
-    shape = (samples, *session.shape)
-    backward = Work(work.macs - work.forward, 0.0, 0)
-    served = session.server_work(samples, back=True)
+    """Train both sides on a started mini-batch, or neither if its message is rejected."""
+    samples = session.batch_size(client, step)
+    cost = session.device_step_cost(samples, session.device_net.full, is_trained=True)
+    shape = (samples, *session.activation_shape)
+    backward = SplitStepCost(cost.macs - cost.forward_macs, 0.0, 0)
+    server_cost = session.server_step_cost(samples, needs_gradient=True)
     if session.is_dry:
-        floor.send(client, None, shape, payload)
-        floor.serve(client, served)
+        environment.send(client, None, shape, payload)
+        environment.serve(client, server_cost)
         entries = torch.Size(shape).numel()
-        size = payload.dense(entries)
-        floor.give_back(client, size, dense=4 * entries, nonzero=4 * entries)
-        floor.compute(client, backward)
+        size = payload.dense_size(entries)
+        environment.send_gradient(client, size, dense=4 * entries, nonzero=4 * entries)
+        environment.compute(client, backward)
         return
-    device = session.clients[client]
-    message = device.message()
+    part = session.clients[client]
+    message = part.forward()
     if message is None:
         return
-    got = floor.send(client, message, shape, payload)
-    if got is None:
-        device.drop()
+    batch = environment.send(client, message, shape, payload)
+    if batch is None:
+        part.skip()
         return
-    floor.serve(client, served)
-    loss, slope = server.step(client, *got, lr, back=True)
-    assert slope is not None
-    body = payload.encode(slope)
+    environment.serve(client, server_cost)
+    loss, gradient = server.step(client, *batch, lr, needs_gradient=True)
+    assert gradient is not None
+    body = payload.encode(gradient)
     # the authors of AdaSplit charge as much down as up
-    nonzero = 4 * int(torch.count_nonzero(got[0]))
-    floor.give_back(client, len(body), dense=4 * slope.numel(), nonzero=nonzero)
-    floor.note(client, loss)
-    if floor.compute(client, backward):
-        device.learn(body)
+    nonzero = 4 * int(torch.count_nonzero(batch[0]))
+    environment.send_gradient(client, len(body), dense=4 * gradient.numel(), nonzero=nonzero)
+    environment.record_loss(client, loss)
+    if environment.compute(client, backward):
+        part.backward(body)
     else:
-        device.drop()
+        part.skip()

@@ -1,4 +1,4 @@
-"""One part of a network in training: its parameters and what the optimiser remembers of them."""
+"""A trainable part of a network: its parameters and optimiser state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,121 +7,139 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pliant.nn.compiler.program import BoundProgram
 from pliant.nn.elastic import Elastic
-from pliant.nn.optimiser import Adam, Optimiser
-from pliant.nn.plan import Bound
+from pliant.nn.optimisers import Adam, Optimiser
 from pliant.nn.subnet import Subnet
 from pliant.params import Params, clone
 
 
-class Part:
-    """Parameters and buffers that are trained in place."""
+class TrainablePart:
+    """Parameters and buffers, trained in place."""
 
     def __init__(self, net: Elastic, params: Mapping[str, Tensor], optimiser: Optimiser) -> None:
         self.net = net
         self.optimiser = optimiser
         self.params = clone(params)
-        self.names = [name for name in self.params if name in net.trained]
-        self.memory: list[Params] = []
-        self.time = 0
-        self.forget()
+        self.trained_names = [name for name in self.params if name in net.trainable_names]
+        self.optimiser_state: list[Params] = []
+        self.step_count = 0
+        self.reset_optimiser()
 
-    def forget(self) -> None:
-        """Let the optimiser start anew."""
-        self.time = 0
-        self.memory = [
-            {name: torch.zeros_like(self.params[name]) for name in self.names}
-            for _ in range(self.optimiser.memories)
+    def reset_optimiser(self) -> None:
+        """Reset the optimiser's state."""
+        self.step_count = 0
+        self.optimiser_state = [
+            {name: torch.zeros_like(self.params[name]) for name in self.trained_names}
+            for _ in range(self.optimiser.num_state_tensors)
         ]
 
-    def take(self, params: Mapping[str, Tensor]) -> None:
-        """Take over another part's parameters; the optimiser's memory stays."""
+    def load_params(self, params: Mapping[str, Tensor]) -> None:
+        """Replace the parameters; keep the optimiser's state."""
         self.params = clone(params)
 
-    def run(self, subnet: Subnet, *inputs: Tensor) -> "Pass":
-        """Run a sub-network, ready for its gradients."""
+    def run(self, subnet: Subnet, *inputs: Tensor) -> "ForwardPass":
+        """Run a subnet and record what its gradients need."""
         bound = self.net.bind(subnet)
-        small = self.params if subnet is self.net.full else self.net.take(self.params, bound)
-        leaves = {name: small[name].detach().requires_grad_() for name in self.names}
-        output = self.net.run({**small, **leaves}, bound, *inputs)
-        return Pass(subnet, bound, small, leaves, output)
+        params = self.params if subnet is self.net.full else self.net.take(self.params, bound)
+        leaves = {name: params[name].detach().requires_grad_() for name in self.trained_names}
+        output = self.net.run({**params, **leaves}, bound, *inputs)
+        return ForwardPass(subnet, bound, params, leaves, output)
 
-    def descend(self, done: "Pass", grads: Sequence[Tensor | None], lr: float) -> None:
-        """Move what a pass has used; what the loss did not read stays as it is."""
-        used = [name for name, grad in zip(self.names, grads, strict=True) if grad is not None]
-        found = [grad for grad in grads if grad is not None]
-        self.time += 1
-        if done.subnet is self.net.full:
-            params = [self.params[name] for name in used]
-            memory = [[kind[name] for name in used] for kind in self.memory]
-            move(self.optimiser, params, found, memory, lr, self.time)
+    def apply_gradients(
+        self, forward_pass: "ForwardPass", grads: Sequence[Tensor | None], lr: float
+    ) -> None:
+        """Update the parameters that a pass used; skip those without a gradient."""
+        pairs = zip(self.trained_names, grads, strict=True)
+        named = {name: grad for name, grad in pairs if grad is not None}
+        if forward_pass.subnet is self.net.full:
+            self.step_params(named, lr)
             return
-        small = {name: done.leaves[name].detach() for name in used}
-        kinds = [
-            self.net.take({name: kind[name] for name in used}, done.bound) for kind in self.memory
+        self.step_count += 1
+        bound = forward_pass.bound
+        params = {name: forward_pass.leaves[name].detach() for name in named}
+        states = [
+            self.net.take({name: state[name] for name in named}, bound)
+            for state in self.optimiser_state
         ]
-        memory = [[kind[name] for name in used] for kind in kinds]
-        move(self.optimiser, list(small.values()), found, memory, lr, self.time)
-        # what a norm layer has gathered in the pass goes back too
-        self.params = self.net.put(self.params, {**done.small, **small}, done.bound)
-        self.memory = [
-            self.net.put(old, new, done.bound) for old, new in zip(self.memory, kinds, strict=True)
+        step_optimiser(
+            self.optimiser,
+            list(params.values()),
+            list(named.values()),
+            [[state[name] for name in named] for state in states],
+            lr,
+            self.step_count,
+        )
+        # includes the norm statistics that the pass updated
+        self.params = self.net.put(self.params, {**forward_pass.params, **params}, bound)
+        self.optimiser_state = [
+            self.net.put(old, new, bound)
+            for old, new in zip(self.optimiser_state, states, strict=True)
         ]
 
-    def state(self) -> Params:
-        """Return everything as named tensors."""
-        found = {f"params/{name}": tensor.clone() for name, tensor in self.params.items()}
-        for number, kind in enumerate(self.memory):
-            found |= {f"memory{number}/{name}": tensor.clone() for name, tensor in kind.items()}
-        return found | {"time": torch.tensor(self.time)}
+    def step_params(self, grads: Mapping[str, Tensor], lr: float) -> None:
+        """Update full-size parameters in place."""
+        self.step_count += 1
+        params = [self.params[name] for name in grads]
+        states = [[state[name] for name in grads] for state in self.optimiser_state]
+        step_optimiser(self.optimiser, params, list(grads.values()), states, lr, self.step_count)
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
-        self.params = clone(below("params", state))
-        self.memory = [clone(below(f"memory{n}", state)) for n in range(len(self.memory))]
-        self.time = int(state["time"])
+    def state_dict(self) -> Params:
+        """Return the state as named tensors."""
+        tensors = {f"params/{name}": tensor.clone() for name, tensor in self.params.items()}
+        for number, state in enumerate(self.optimiser_state):
+            tensors |= {f"memory{number}/{name}": tensor.clone() for name, tensor in state.items()}
+        return tensors | {"time": torch.tensor(self.step_count)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` returned."""
+        self.params = clone(select_subtree("params", state))
+        self.optimiser_state = [
+            clone(select_subtree(f"memory{n}", state)) for n in range(len(self.optimiser_state))
+        ]
+        self.step_count = int(state["time"])
 
 
 @dataclass(frozen=True, eq=False)
-class Pass:
-    """One forward pass of a part: which entries it used, and what came out."""
+class ForwardPass:
+    """One forward pass of a part: the tensors it used and its output."""
 
     subnet: Subnet
-    bound: Bound
-    small: Params  # parameters and buffers of the sub-network
-    leaves: Params  # those of them that are trained
+    bound: BoundProgram
+    params: Params  # parameters and buffers of the subnet
+    leaves: Params  # the trained ones among them
     output: Any
 
 
-def below(key: str, state: Mapping[str, Tensor]) -> Params:
-    """Return the tensors under a key."""
-    start = f"{key}/"
+def select_subtree(prefix: str, state: Mapping[str, Tensor]) -> Params:
+    """Return the tensors whose names start with `prefix/`, without the prefix."""
+    start = f"{prefix}/"
     return {
         name.removeprefix(start): tensor for name, tensor in state.items() if name.startswith(start)
     }
 
 
-def move(
+def step_optimiser(
     optimiser: Optimiser,
     params: list[Tensor],
     grads: list[Tensor],
-    memory: list[list[Tensor]],
+    state: list[list[Tensor]],
     lr: float,
-    time: int,
+    step_count: int,
 ) -> None:
-    """Let the optimiser move tensors in place."""
+    """Update parameters and optimiser state in place."""
     with torch.no_grad():
         if not isinstance(optimiser, Adam) or optimiser.clip:
-            optimiser.step(params, grads, memory, lr, time)
+            optimiser.step(params, grads, state, lr, step_count)
             return
-        # one pass over memory where the plain form takes a dozen: the server's part is large
+        # one pass over memory instead of a dozen, as the server's part is large
         torch._fused_adam_(
             params,
             [grad.contiguous() for grad in grads],
-            memory[0],
-            memory[1],
+            state[0],
+            state[1],
             [],
-            [torch.tensor(float(time)) for _ in params],
+            [torch.tensor(float(step_count)) for _ in params],
             lr=lr,
             beta1=optimiser.beta1,
             beta2=optimiser.beta2,

@@ -1,4 +1,4 @@
-"""Payloads: how activations and their gradients travel, as bytes that are really made and read."""
+"""Encode activations and their gradients as the bytes that are sent."""
 
 from dataclasses import dataclass
 from math import prod
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from pliant.value import Value
 
-NUMBERS = {"float32": "<f4", "float16": "<f2", "int8": "<i1"}
+DTYPES = {"float32": "<f4", "float16": "<f2", "int8": "<i1"}
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a client sends for one mini-batch: its activations and their labels."""
+    """A client's activations and labels of one mini-batch."""
 
     shape: tuple[int, ...]
     body: bytes
@@ -23,14 +23,14 @@ class Message:
 
     @property
     def size(self) -> int:
-        """Return how many bytes travel."""
+        """Return the number of bytes sent."""
         return len(self.body) + len(self.labels)
 
 
 class Payload(Value, frozen=True):
-    """How a tensor is written down: all of it, or a bitmap and what is not zero; and in what.
+    """An encoding of tensors: a number type, and all entries or a bitmap and the nonzero ones.
 
-    int8 has one scale for the tensor, in front of it.
+    An int8 tensor is preceded by its scale.
 
     >>> import torch
     >>> from pliant.split.payload import Payload
@@ -41,71 +41,71 @@ class Payload(Value, frozen=True):
     """
 
     zeros: Literal["sent", "bitmap"] = "bitmap"
-    number: Literal["float32", "float16", "int8"] = "float32"
+    dtype: Literal["float32", "float16", "int8"] = "float32"
 
     def encode(self, tensor: Tensor) -> bytes:
-        """Write a tensor of floats."""
+        """Encode a tensor of floats."""
         flat = tensor.detach().reshape(-1).to(torch.float32).contiguous().numpy()
         head = b""
         if self.zeros == "bitmap":
-            is_there = flat != 0
-            head, flat = np.packbits(is_there).tobytes(), flat[is_there]
-        if self.number == "int8":
+            is_nonzero = flat != 0
+            head, flat = np.packbits(is_nonzero).tobytes(), flat[is_nonzero]
+        if self.dtype == "int8":
             with np.errstate(invalid="ignore", over="ignore"):
                 scale = np.float32(np.abs(flat).max(initial=0.0) / np.float32(127))
                 steps = np.rint(flat / (scale or np.float32(1)))
-                written = np.nan_to_num(steps).astype("<i1")
-            return bytes(head + scale.astype("<f4").tobytes() + written.tobytes())
+                values = np.nan_to_num(steps).astype("<i1")
+            return bytes(head + scale.astype("<f4").tobytes() + values.tobytes())
         with np.errstate(over="ignore"):
-            return bytes(head + flat.astype(NUMBERS[self.number]).tobytes())
+            return bytes(head + flat.astype(DTYPES[self.dtype]).tobytes())
 
     def decode(self, body: bytes, shape: tuple[int, ...]) -> Tensor:
-        """Read a tensor of this shape, or raise ValueError if these are not its bytes."""
+        """Decode a tensor of this shape; raise `ValueError` if the bytes do not fit it."""
         entries, start = prod(shape), 0
-        width = np.dtype(NUMBERS[self.number]).itemsize
-        count, is_there = entries, None
+        width = np.dtype(DTYPES[self.dtype]).itemsize
+        count, is_nonzero = entries, None
         if self.zeros == "bitmap":
             start = -(-entries // 8)
             bits = np.unpackbits(np.frombuffer(body[:start], np.uint8))
             if len(body) < start or bits[entries:].any():
                 raise ValueError(f"a bitmap of {entries} bits, got {8 * min(len(body), start)}")
-            is_there = bits[:entries].astype(np.bool_)
-            count = int(is_there.sum())
+            is_nonzero = bits[:entries].astype(np.bool_)
+            count = int(is_nonzero.sum())
         scale = np.float32(1)
-        if self.number == "int8":
+        if self.dtype == "int8":
             scale = np.frombuffer(body[start : start + 4].ljust(4, b"\0"), "<f4")[0]
             start += 4
         if len(body) != start + count * width:
             raise ValueError(f"{start + count * width} bytes, got {len(body)}")
-        values = np.frombuffer(body, NUMBERS[self.number], count, start).astype(np.float32)
-        if self.number == "int8":
+        values = np.frombuffer(body, DTYPES[self.dtype], count, start).astype(np.float32)
+        if self.dtype == "int8":
             values = values * scale
-        if is_there is None:
+        if is_nonzero is None:
             return torch.from_numpy(values).reshape(shape)
         dense = np.zeros(entries, np.float32)
-        dense[is_there] = values
+        dense[is_nonzero] = values
         return torch.from_numpy(dense).reshape(shape)
 
-    def dense(self, entries: int) -> int:
-        """Return the bytes of a tensor without a zero."""
-        width = np.dtype(NUMBERS[self.number]).itemsize
+    def dense_size(self, entries: int) -> int:
+        """Return the number of bytes of a tensor without zeros."""
+        width = np.dtype(DTYPES[self.dtype]).itemsize
         bitmap = -(-entries // 8) if self.zeros == "bitmap" else 0
-        return bitmap + (4 if self.number == "int8" else 0) + entries * width
+        return bitmap + (4 if self.dtype == "int8" else 0) + entries * width
 
 
-def label_type(classes: int) -> str:
-    """Return the smallest type that holds the labels."""
+def label_dtype(classes: int) -> str:
+    """Return the smallest integer type that holds the labels."""
     return "<u1" if classes <= 256 else "<u4"
 
 
-def write_labels(labels: Tensor, classes: int) -> bytes:
-    """Write labels down."""
-    return labels.numpy().astype(label_type(classes)).tobytes()
+def encode_labels(labels: Tensor, classes: int) -> bytes:
+    """Encode labels."""
+    return labels.numpy().astype(label_dtype(classes)).tobytes()
 
 
-def read_labels(raw: bytes, classes: int) -> Tensor:
-    """Read labels, or raise ValueError."""
-    kind = np.dtype(label_type(classes))
-    if len(raw) % kind.itemsize:
-        raise ValueError(f"labels of {kind.itemsize} bytes each, got {len(raw)} bytes")
-    return torch.from_numpy(np.frombuffer(raw, kind).astype(np.int64))
+def decode_labels(raw: bytes, classes: int) -> Tensor:
+    """Decode labels; raise `ValueError` if their length is odd."""
+    dtype = np.dtype(label_dtype(classes))
+    if len(raw) % dtype.itemsize:
+        raise ValueError(f"labels of {dtype.itemsize} bytes each, got {len(raw)} bytes")
+    return torch.from_numpy(np.frombuffer(raw, dtype).astype(np.int64))

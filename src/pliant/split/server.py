@@ -1,4 +1,4 @@
-"""The server's part: one for all clients, or weights in common under a mask for each client.
+"""The server's part: one for all clients, or shared weights with a mask per client.
 
 Chopra et al., AdaSplit, 2021: the effective weights of client i are ``W · sigmoid(m_i)``.
 """
@@ -12,66 +12,67 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pliant.nn.elastic import Elastic
-from pliant.nn.optimiser import Optimiser
+from pliant.nn.optimisers import Optimiser
 from pliant.params import Params, clone
-from pliant.rng import stream
-from pliant.split.part import Part, below, move
+from pliant.rng import rng_stream
+from pliant.split.part import TrainablePart, select_subtree
 
-Answer = tuple[float, Tensor | None]  # the loss, and the activations' gradient where wanted
+ServerStepResult = tuple[float, Tensor | None]  # the loss and the gradient of the activations
 
 
-class Server(Protocol):
-    """What the server has, and how it learns from one client's activations."""
+class ServerPart(Protocol):
+    """The server's part, which trains on the activations of one client at a time."""
 
     def step(
-        self, client: int, activation: Tensor, labels: Tensor, lr: float, *, back: bool
-    ) -> Answer:
-        """Train on a mini-batch; return its loss and, if wanted, what goes back."""
+        self, client: int, activation: Tensor, labels: Tensor, lr: float, *, needs_gradient: bool
+    ) -> ServerStepResult:
+        """Train on a mini-batch; return its loss and, if needed, the activations' gradient."""
 
-    def effective(self, client: int) -> Params:
-        """Return the parameters that a client is served with."""
+    def effective_params(self, client: int) -> Params:
+        """Return the parameters that apply to a client."""
 
-    def state(self) -> Params:
-        """Return everything as named tensors."""
+    def state_dict(self) -> Params:
+        """Return the state as named tensors."""
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` returned."""
 
 
-class Common:
+class SharedServer:
     """One part for all clients."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: TrainablePart) -> None:
         self.part = part
 
     def step(
-        self, client: int, activation: Tensor, labels: Tensor, lr: float, *, back: bool
-    ) -> Answer:
-        given = activation.detach().requires_grad_(back)
-        done = self.part.run(self.part.net.full, given)
-        loss = F.cross_entropy(done.output, labels)
-        leaves = list(done.leaves.values())
-        grads = torch.autograd.grad(loss, [*leaves, *([given] if back else [])], allow_unused=True)
-        self.part.descend(done, grads[: len(leaves)], lr)
-        return float(loss.detach()), grads[-1] if back else None
+        self, client: int, activation: Tensor, labels: Tensor, lr: float, *, needs_gradient: bool
+    ) -> ServerStepResult:
+        x = activation.detach().requires_grad_(needs_gradient)
+        forward_pass = self.part.run(self.part.net.full, x)
+        loss = F.cross_entropy(forward_pass.output, labels)
+        leaves = list(forward_pass.leaves.values())
+        inputs = [*leaves, x] if needs_gradient else leaves
+        grads = torch.autograd.grad(loss, inputs, allow_unused=True)
+        self.part.apply_gradients(forward_pass, grads[: len(leaves)], lr)
+        return float(loss.detach()), grads[-1] if needs_gradient else None
 
-    def effective(self, client: int) -> Params:
+    def effective_params(self, client: int) -> Params:
         return self.part.params
 
-    def state(self) -> Params:
-        return self.part.state()
+    def state_dict(self) -> Params:
+        return self.part.state_dict()
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.part.restore(state)
-
-
-Penalised = Literal["own", "all"]
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.part.load_state_dict(state)
 
 
-class Masked:
-    """Weights in common, and for each client a logit for every one of them.
+PenaltyScope = Literal["own", "all"]
 
-    A client that comes without a mask is given one, drawn from N(0, 1) at its own address.
+
+class MaskedServer:
+    """Shared weights, and per client one logit for every weight.
+
+    A new client's logits are drawn from N(0, 1) at its own random address.
     """
 
     def __init__(
@@ -81,94 +82,91 @@ class Masked:
         optimiser: Optimiser,
         *,
         penalty: float,
-        penalised: Penalised,
+        penalised: PenaltyScope,
         seed: int,
     ) -> None:
-        self.part = Part(net, params, optimiser)
-        self.masks: dict[int, Part] = {}
-        # the part is large: fresh memory for every step would cost more than the arithmetic
-        self._gates = {name: torch.empty_like(self.part.params[name]) for name in self.part.names}
+        self.part = TrainablePart(net, params, optimiser)
+        self.masks: dict[int, TrainablePart] = {}
+        # the part is large: allocating memory in every step would cost more than the arithmetic
+        self._gates = {
+            name: torch.empty_like(self.part.params[name]) for name in self.part.trained_names
+        }
         self._scratch = clone(self._gates)
         self.penalty = penalty
         self.penalised = penalised
         self.seed = seed
 
-    def mask(self, client: int) -> Part:
+    def get_mask(self, client: int) -> TrainablePart:
         """Return a client's logits."""
         if client not in self.masks:
-            rng = stream(self.seed, "mask", client)
+            rng = rng_stream(self.seed, "mask", client)
             logits = {
                 name: torch.from_numpy(
                     rng.standard_normal(tuple(self.part.params[name].shape), np.float32)
                 )
-                for name in self.part.names
+                for name in self.part.trained_names
             }
-            self.masks[client] = Part(self.part.net, logits, self.part.optimiser)
+            self.masks[client] = TrainablePart(self.part.net, logits, self.part.optimiser)
         return self.masks[client]
 
     def step(
-        self, client: int, activation: Tensor, labels: Tensor, lr: float, *, back: bool
-    ) -> Answer:
-        part, logits = self.part, self.mask(client).params
-        for name in part.names:
+        self, client: int, activation: Tensor, labels: Tensor, lr: float, *, needs_gradient: bool
+    ) -> ServerStepResult:
+        part, logits = self.part, self.get_mask(client).params
+        for name in part.trained_names:
             torch.sigmoid(logits[name], out=self._gates[name])
             torch.mul(part.params[name], self._gates[name], out=self._scratch[name])
-        leaves = {name: self._scratch[name].detach().requires_grad_() for name in part.names}
-        given = activation.detach().requires_grad_(back)
-        net = part.net
-        output = net.run({**part.params, **leaves}, net.bind(net.full), given)
+        leaves = {
+            name: self._scratch[name].detach().requires_grad_() for name in part.trained_names
+        }
+        x = activation.detach().requires_grad_(needs_gradient)
+        output = part.net.run({**part.params, **leaves}, part.net.bind(part.net.full), x)
         loss = F.cross_entropy(output, labels)
-        wanted = [*leaves.values(), *([given] if back else [])]
-        grads = torch.autograd.grad(loss, wanted, allow_unused=True)
+        inputs = [*leaves.values(), *([x] if needs_gradient else [])]
+        grads = torch.autograd.grad(loss, inputs, allow_unused=True)
         with torch.no_grad():
-            self._move(client, dict(zip(part.names, grads, strict=False)), lr)
-        return float(loss.detach()), grads[-1] if back else None
+            self._update_weights(client, dict(zip(part.trained_names, grads, strict=False)), lr)
+        return float(loss.detach()), grads[-1] if needs_gradient else None
 
-    def _move(self, client: int, grads: Mapping[str, Tensor | None], lr: float) -> None:
+    def _update_weights(self, client: int, grads: Mapping[str, Tensor | None], lr: float) -> None:
         part, mask = self.part, self.masks[client]
-        felt = {name: grad for name, grad in grads.items() if grad is not None}
-        of_mask = []
-        for name, grad in felt.items():
+        weight_grads = {name: grad for name, grad in grads.items() if grad is not None}
+        mask_grads = {}
+        for name, grad in weight_grads.items():
             gate = self._gates[name]
             # (dL/dw · w + penalty) · slope of the sigmoid
-            found = torch.mul(grad, part.params[name], out=self._scratch[name])
-            of_mask.append(found.add_(self.penalty).mul_(gate))
+            mask_grad = torch.mul(grad, part.params[name], out=self._scratch[name])
+            mask_grads[name] = mask_grad.add_(self.penalty).mul_(gate)
             grad.mul_(gate)
-            found.mul_(gate.neg_().add_(1.0))
-        _stepped(part, list(felt), list(felt.values()), lr)
-        _stepped(mask, list(felt), of_mask, lr)
+            mask_grad.mul_(gate.neg_().add_(1.0))
+        part.step_params(weight_grads, lr)
+        mask.step_params(mask_grads, lr)
         if self.penalised == "all":
-            for other, logits in self.masks.items():
+            for other, other_mask in self.masks.items():
                 if other != client:
-                    slopes = [torch.sigmoid(logits.params[name]) for name in part.names]
-                    shrunk = [(s - s.square()).mul_(self.penalty) for s in slopes]
-                    _stepped(logits, part.names, shrunk, lr)
+                    gates = {n: torch.sigmoid(other_mask.params[n]) for n in part.trained_names}
+                    slopes = {n: (g - g.square()).mul_(self.penalty) for n, g in gates.items()}
+                    other_mask.step_params(slopes, lr)
 
-    def effective(self, client: int, threshold: float = 0.0) -> Params:
-        """Return a client's weights; with a threshold, gates below it are shut."""
-        found = clone(self.part.params)
-        logits = self.mask(client).params
-        for name in self.part.names:
+    def effective_params(self, client: int, threshold: float = 0.0) -> Params:
+        """Return a client's weights, with gates below the threshold closed."""
+        params = clone(self.part.params)
+        logits = self.get_mask(client).params
+        for name in self.part.trained_names:
             gate = torch.sigmoid(logits[name])
             if threshold:
                 gate = torch.where(gate < threshold, 0.0, gate)
-            found[name] *= gate
-        return found
+            params[name] *= gate
+        return params
 
-    def state(self) -> Params:
-        found = {f"shared/{name}": tensor for name, tensor in self.part.state().items()}
-        for client, logits in self.masks.items():
-            found |= {f"mask{client}/{name}": tensor for name, tensor in logits.state().items()}
-        return found
+    def state_dict(self) -> Params:
+        state = {f"shared/{name}": tensor for name, tensor in self.part.state_dict().items()}
+        for client, mask in self.masks.items():
+            state |= {f"mask{client}/{name}": tensor for name, tensor in mask.state_dict().items()}
+        return state
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.part.restore(below("shared", state))
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.part.load_state_dict(select_subtree("shared", state))
         clients = {name.partition("/")[0] for name in state} - {"shared"}
         for client in sorted(int(name.removeprefix("mask")) for name in clients):
-            self.mask(client).restore(below(f"mask{client}", state))
-
-
-def _stepped(part: Part, names: list[str], grads: list[Tensor], lr: float) -> None:
-    part.time += 1
-    memory = [[kind[name] for name in names] for kind in part.memory]
-    move(part.optimiser, [part.params[name] for name in names], grads, memory, lr, part.time)
+            self.get_mask(client).load_state_dict(select_subtree(f"mask{client}", state))

@@ -1,4 +1,4 @@
-"""A split run under way: the two sides of the cut, the clients' parts, their data."""
+"""The state of a split run: both sides of the cut, the clients' parts and their data."""
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache
@@ -7,164 +7,163 @@ import numpy as np
 import torch
 from torch import nn
 
-from pliant.data import Batches, Federated, batches
-from pliant.devices.draws import FloatArray
-from pliant.nn.cut import cut
+from pliant.data import Batches, FederatedData, make_batches
+from pliant.devices.vector_rng import FloatArray
+from pliant.nn.cut import split_network
 from pliant.nn.elastic import elastic
 from pliant.nn.subnet import Subnet
-from pliant.params import Params, nbytes, params_of
-from pliant.split.base import Local, Work
-from pliant.split.client import Batch, Client, Here, Own
-from pliant.split.head import Tapped, projection, redrawn
-from pliant.split.part import Part
+from pliant.params import Params, get_params, nbytes
+from pliant.split.base import SplitStepCost, SplitTraining
+from pliant.split.client import LabelledBatch, LocalClient, LocalLoss, SplitClient
+from pliant.split.client_module import ClientModule, make_projection_head, reinitialise
+from pliant.split.part import TrainablePart
 from pliant.split.payload import Payload
-from pliant.split.server import Server
+from pliant.split.server import ServerPart
 
-Settle = Callable[[Here], Client]  # where a client's part is from now on
+ClientFactory = Callable[[LocalClient], SplitClient]
 
 
 class Session:
-    """Everything that a split method works with; in a dry run nothing is computed.
+    """Everything that a split method works with; a dry run computes nothing.
 
-    Clients are in this process unless `settle` puts them elsewhere; a device has only itself.
+    Clients are in this process unless `make_client` replaces them, for example by remote ones. With
+    `only_client` there is just that one, as on a device.
     """
 
     def __init__(
         self,
         net: nn.Module,
-        data: Federated,
-        local: Local,
-        after: str,
+        data: FederatedData,
+        local: SplitTraining,
+        cut_point: str,
         *,
         seed: int,
         has_head: bool = False,
         is_dry: bool = False,
-        settle: Settle | None = None,
-        only: int | None = None,
+        make_client: ClientFactory | None = None,
+        only_client: int | None = None,
     ) -> None:
-        example = data.train.normalised(slice(0, 1))
+        example = data.train.get_normalised(slice(0, 1))
         self.net, self.data, self.local = net, data, local
         self.seed, self.is_dry = seed, is_dry
-        self._settle, self._only = settle, only
-        self.cut = cut(net, example, after)
-        if len(self.cut.place.shapes) != 1:
+        self._make_client, self._only_client = make_client, only_client
+        self.split_network = split_network(net, example, cut_point)
+        shapes = self.split_network.cut_point.shapes
+        if len(shapes) != 1:
             raise ValueError(
-                f"Expected a cut that one value crosses, got {len(self.cut.place.shapes)} "
-                f"after {after!r} (`pliant inspect --cuts` lists all)"
+                f"Expected a cut with one activation, got {len(shapes)} after {cut_point!r} "
+                "(list all cuts with `pliant inspect --cuts`)"
             )
-        self.shape = self.cut.place.shapes[0]
-        with torch.random.fork_rng(devices=[]):  # modules draw weights as they are made
+        self.activation_shape = shapes[0]
+        with torch.random.fork_rng(devices=[]):  # new modules draw random weights
             torch.manual_seed(0)
-            head = projection(self.shape) if has_head else nn.Identity()
-        self.template = Tapped(self.cut.device, redrawn(head, seed, "head"))
-        self.device = elastic(self.template, example)
-        self.server_net = elastic(self.cut.server, torch.zeros(1, *self.shape))
-        self.device_macs = self.device.macs(self.device.full)
-        self.device_training = self.device.macs(self.device.full, training=True)
+            head = make_projection_head(self.activation_shape) if has_head else nn.Identity()
+        self.template = ClientModule(self.split_network.device, reinitialise(head, seed, "head"))
+        self.device_net = elastic(self.template, example)
+        self.server_net = elastic(self.split_network.server, torch.zeros(1, *self.activation_shape))
+        self.device_macs = self.device_net.macs(self.device_net.full)
+        self.device_training_macs = self.device_net.macs(self.device_net.full, training=True)
         self.server_macs = self.server_net.macs(self.server_net.full)
-        self.server_training = self.server_net.macs(self.server_net.full, training=True)
-        self.clients: dict[int, Client] = {}
-        self.server: Server | None = None
-        self.notes: dict[str, Params] = {}  # what else a method keeps between rounds
-        self._pass_of = lru_cache(maxsize=4 * max(1, len(data)))(self._pass)
-
-    # the clients' data
+        self.server_training_macs = self.server_net.macs(self.server_net.full, training=True)
+        self.clients: dict[int, SplitClient] = {}
+        self.server: ServerPart | None = None
+        self.method_state: dict[str, Params] = {}  # kept between rounds
+        self._cached_epoch = lru_cache(maxsize=4 * max(1, len(data)))(self._load_epoch)
 
     @property
     def iterations(self) -> int:
-        """Return the mini-batches of a round: those of the client that has most."""
-        return max(self.count(client) for client in range(len(self.data)))
+        """Return the mini-batches per round: those of the client with the most data."""
+        return max(self.num_batches(client) for client in range(len(self.data)))
 
     @cached_property
-    def visits(self) -> FloatArray:
-        """Return how many samples each client goes through in a round."""
+    def samples_per_round(self) -> FloatArray:
+        """Return how many samples each client trains on in a round."""
         clients, steps = range(len(self.data)), range(self.iterations)
         return np.array(
-            [sum(self.size(client, step) for step in steps) for client in clients], float
+            [sum(self.batch_size(client, step) for step in steps) for client in clients], float
         )
 
-    def count(self, client: int) -> int:
-        """Return how many mini-batches one pass over a client's data has."""
-        return -(-len(self.data.devices[client]) // self.local.batch)
+    def num_batches(self, client: int) -> int:
+        """Return the mini-batches of one pass over a client's data."""
+        return -(-len(self.data.shares[client]) // self.local.batch)
 
-    def batch(self, client: int, round: int, step: int) -> Batch:
-        """Return a client's mini-batch; one that is through begins again."""
-        epoch, place = divmod(step, self.count(client))
-        return self._pass_of(client, round, epoch)[place]
+    def load_batch(self, client: int, round: int, step: int) -> LabelledBatch:
+        """Return a client's mini-batch; after its last one a new epoch starts."""
+        epoch, index = divmod(step, self.num_batches(client))
+        return self._cached_epoch(client, round, epoch)[index]
 
-    def size(self, client: int, step: int) -> int:
-        """Return how many samples a mini-batch has."""
-        owned, place = len(self.data.devices[client]), step % self.count(client)
-        return min(self.local.batch, owned - place * self.local.batch)
+    def batch_size(self, client: int, step: int) -> int:
+        """Return the number of samples in a mini-batch."""
+        samples, index = len(self.data.shares[client]), step % self.num_batches(client)
+        return min(self.local.batch, samples - index * self.local.batch)
 
-    def _pass(self, client: int, round: int, epoch: int) -> Batches:
-        share = self.data.devices[client]
-        return batches(self.data.train, share, self.local.batch, self.seed, round, client, epoch)
-
-    # the clients' parts
+    def _load_epoch(self, client: int, round: int, epoch: int) -> Batches:
+        share = self.data.shares[client]
+        return make_batches(
+            self.data.train, share, self.local.batch, self.seed, round, client, epoch
+        )
 
     @cached_property
-    def owned(self) -> list[frozenset[int]]:
-        """Return the classes that each client has."""
+    def client_classes(self) -> list[frozenset[int]]:
+        """Return the classes of each client's data."""
         labels = self.data.train.labels.numpy()
-        return [frozenset(np.unique(labels[share]).tolist()) for share in self.data.devices]
+        return [frozenset(np.unique(labels[share]).tolist()) for share in self.data.shares]
 
-    def join(
-        self, made: Callable[[int], nn.Module], payload: Payload, own: Own | None = None
+    def make_clients(
+        self,
+        make_module: Callable[[int], nn.Module],
+        payload: Payload,
+        local_loss: LocalLoss | None = None,
     ) -> None:
-        """Give every client its part, and a loss of its own where the method has one."""
-        for client in range(len(self.data)) if self._only is None else [self._only]:
-            here = Here(
-                client,
-                Part(self.device, params_of(made(client)), self.local.optimiser),
-                self.batch,
+        """Make the clients with their parts and, if the method has one, their local loss."""
+        for number in range(len(self.data)) if self._only_client is None else [self._only_client]:
+            params = get_params(make_module(number))
+            client = LocalClient(
+                number,
+                TrainablePart(self.device_net, params, self.local.optimiser),
+                self.load_batch,
                 seed=self.seed,
                 payload=payload,
                 classes=self.data.train.classes,
-                own=own,
+                local_loss=local_loss,
             )
-            self.clients[client] = here if self._settle is None else self._settle(here)
+            self.clients[number] = self._make_client(client) if self._make_client else client
 
     @property
-    def served(self) -> Server:
-        """Return the server's part, which a method makes when it begins."""
+    def active_server(self) -> ServerPart:
+        """Return the server's part, which the method makes at the start."""
         assert self.server is not None
         return self.server
 
-    def redrawn(self, client: int) -> nn.Module:
-        """Return a client's module with weights of its own."""
-        return redrawn(self.template, self.seed, "client", client)
+    def make_client_module(self, client: int) -> nn.Module:
+        """Make a client's module with its own random weights."""
+        return reinitialise(self.template, self.seed, "client", client)
 
-    # costs
-
-    def device_work(self, samples: int, subnet: Subnet, *, trains: bool) -> Work:
+    def device_step_cost(self, samples: int, subnet: Subnet, *, is_trained: bool) -> SplitStepCost:
         """Return what a mini-batch costs a client."""
-        if subnet is self.device.full:
-            forward, training = self.device_macs, self.device_training
+        if subnet is self.device_net.full:
+            forward, training = self.device_macs, self.device_training_macs
         else:
-            forward = self.device.macs(subnet)
-            training = self.device.macs(subnet, training=True)
-        macs = training if trains else forward
-        return Work(samples * macs, samples * forward, samples)
+            forward = self.device_net.macs(subnet)
+            training = self.device_net.macs(subnet, training=True)
+        macs = training if is_trained else forward
+        return SplitStepCost(samples * macs, samples * forward, samples)
 
-    def server_work(self, samples: int, *, back: bool) -> Work:
+    def server_step_cost(self, samples: int, *, needs_gradient: bool) -> SplitStepCost:
         """Return what a mini-batch costs the server."""
-        macs = 3 * self.server_macs if back else self.server_training
-        return Work(samples * macs, samples * self.server_macs, samples)
+        macs = 3 * self.server_macs if needs_gradient else self.server_training_macs
+        return SplitStepCost(samples * macs, samples * self.server_macs, samples)
 
-    # the whole network
-
-    def joined(self, client: int, server: Params) -> Params:
-        """Return the whole network of a client: its own part and what it is served with."""
-        own = self.clients[client].params
-        device = {
+    def assemble_params(self, client: int, server_params: Params) -> Params:
+        """Return a client's full network: its own part and the server's."""
+        device_params = {
             name.removeprefix("device."): tensor
-            for name, tensor in own.items()
+            for name, tensor in self.clients[client].params.items()
             if name.startswith("device.")
         }
-        return {**params_of(self.net), **device, **server}
+        return {**get_params(self.net), **device_params, **server_params}
 
     @cached_property
     def device_bytes(self) -> int:
-        """Return the bytes of a client's part with its head."""
-        return nbytes(params_of(self.template))
+        """Return the size of a client's part with its head."""
+        return nbytes(get_params(self.template))

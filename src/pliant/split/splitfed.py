@@ -1,27 +1,27 @@
-"""SplitFed: clients train side by side against the server, and their parts are averaged each round.
+"""SplitFed: clients train in parallel with the server, and their parts are averaged every round.
 
-Thapa et al., "SplitFed: When federated learning meets split learning", AAAI 2022. Version 1 has a
-copy of the server's part for every client, averaged too; version 2 has one that all clients train,
-one mini-batch after another in random order.
+Thapa et al., "SplitFed: When federated learning meets split learning", AAAI 2022. Version 1 has one
+copy of the server's part per client and averages these too. Version 2 has a single one, which all
+clients train one mini-batch at a time in random order.
 """
 
 from typing import Literal
 
 import torch
 
-from pliant.params import Params, is_finite, params_of, shares, weighted_sum
-from pliant.rng import stream
-from pliant.split.base import Floor, Local
-from pliant.split.exchange import exchange, opened
-from pliant.split.part import Part
+from pliant.params import Params, get_params, is_finite, normalise_weights, weighted_sum
+from pliant.rng import rng_stream
+from pliant.split.base import SplitEnvironment, SplitTraining
+from pliant.split.exchange import exchange_batch, start_batch
+from pliant.split.part import TrainablePart
 from pliant.split.payload import Payload
-from pliant.split.server import Common
+from pliant.split.server import SharedServer
 from pliant.split.session import Session
 from pliant.value import Value
 
 
 class SplitFed(Value, frozen=True, tag="splitfed"):
-    """Split learning in parallel; optimisers start anew each round, as in the authors' code.
+    """Split learning in parallel; optimisers are reset every round, as in the authors' code.
 
     >>> import pliant as pl
     >>> pl.SplitFed(version=2).cut
@@ -29,7 +29,7 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
     """
 
     cut: str = "stage1"  # the last layer of the client's part
-    local: Local = Local()
+    local: SplitTraining = SplitTraining()
     version: Literal[1, 2] = 1
     payload: Payload = Payload()
 
@@ -42,68 +42,83 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
         return 0.0
 
     def begin(self, session: Session) -> None:
-        session.join(lambda _: session.template, self.payload)
-        server = params_of(session.cut.server)
-        session.server = Common(Part(session.server_net, server, self.local.optimiser))
+        session.make_clients(lambda _: session.template, self.payload)
+        server = get_params(session.split_network.server)
+        session.server = SharedServer(
+            TrainablePart(session.server_net, server, self.local.optimiser)
+        )
 
-    def train(self, session: Session, floor: Floor, number: int, rounds: int) -> None:
-        lr = self.local.rate(number)
+    def train(
+        self, session: Session, environment: SplitEnvironment, number: int, rounds: int
+    ) -> None:
+        lr = self.local.lr_at(number)
         optimiser = self.local.optimiser
-        start = session.served.effective(0)
+        params = session.active_server.effective_params(0)
         clients = range(len(session.data))
-        common = Common(Part(session.server_net, start, optimiser))
+        common = SharedServer(TrainablePart(session.server_net, params, optimiser))
         servers = {
-            client: Common(Part(session.server_net, start, optimiser))
+            client: SharedServer(TrainablePart(session.server_net, params, optimiser))
             if self.version == 1
             else common
             for client in clients
         }
         for part in session.clients.values():
-            part.forget()
+            part.reset_optimiser()
         for step in range(session.iterations):
-            order = clients
+            order = list(clients)
             if self.version == 2:
-                drawn = stream(session.seed, "order", number, step).permutation(len(clients))
-                order = drawn.tolist()
-            here = floor.present()
-            working = [
+                rng = rng_stream(session.seed, "order", number, step)
+                order = rng.permutation(len(clients)).tolist()
+            available = environment.available_clients()
+            started = [
                 client
                 for client in order
-                if client in here
-                and step < session.count(client)
-                and opened(session, floor, client, (number, step), lr=lr)
+                if client in available
+                and step < session.num_batches(client)
+                and start_batch(session, environment, client, (number, step), lr=lr)
             ]
-            for client in working:  # all of them are at work by now
+            for client in started:
                 server = servers[client]
-                exchange(session, floor, server, client, step, lr=lr, payload=self.payload)
-        self._merge(session, floor, servers)
+                exchange_batch(
+                    session, environment, server, client, step, lr=lr, payload=self.payload
+                )
+        self._merge_parts(session, environment, servers)
 
-    def _merge(self, session: Session, floor: Floor, servers: dict[int, Common]) -> None:
-        """Average what came back by the clients' numbers of samples."""
-        back = []
-        parts = {client: session.clients[client].params for client in floor.present()}
-        for client in [client for client in parts if client in floor.present()]:
+    def _merge_parts(
+        self, session: Session, environment: SplitEnvironment, servers: dict[int, SharedServer]
+    ) -> None:
+        """Average the parts of the available clients, weighted by their numbers of samples."""
+        accepted = []
+        parts = {
+            client: session.clients[client].params for client in environment.available_clients()
+        }
+        # a client may leave while its part is fetched
+        for client in [client for client in parts if client in environment.available_clients()]:
             if is_finite(parts[client]):
-                back.append(client)
-            else:  # (and whoever has gone while it was asked for its part is left out)
-                floor.refuse(client, f"client {client}: expected a part of finite numbers")
-        if not back:
+                accepted.append(client)
+            else:
+                environment.record_refusal(
+                    client, f"client {client}: expected a part of finite numbers"
+                )
+        if not accepted:
             return
-        floor.collect(back, session.device_bytes)
-        owned = [float(len(session.data.devices[client])) for client in back]
-        merged = _mean(owned, [parts[client] for client in back])
+        environment.sync_parts(accepted, session.device_bytes)
+        sizes = [float(len(session.data.shares[client])) for client in accepted]
+        merged = _average_parts(sizes, [parts[client] for client in accepted])
         for part in session.clients.values():
-            part.take(merged)
-        copies = [servers[client].part.params for client in back]
-        served = copies[0] if self.version == 2 else _mean(owned, copies)
-        session.server = Common(Part(session.server_net, served, self.local.optimiser))
+            part.load_params(merged)
+        copies = [servers[client].part.params for client in accepted]
+        params = copies[0] if self.version == 2 else _average_parts(sizes, copies)
+        session.server = SharedServer(
+            TrainablePart(session.server_net, params, self.local.optimiser)
+        )
 
 
-def _mean(owned: list[float], parts: list[Params]) -> Params:
-    found = weighted_sum(zip(shares(owned), parts, strict=True))
+def _average_parts(sizes: list[float], parts: list[Params]) -> Params:
+    mean = weighted_sum(zip(normalise_weights(sizes), parts, strict=True))
     return {
         name: tensor.to(parts[0][name].dtype)
         if parts[0][name].is_floating_point()
         else torch.round(tensor).to(parts[0][name].dtype)
-        for name, tensor in found.items()
+        for name, tensor in mean.items()
     }

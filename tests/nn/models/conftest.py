@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 @pytest.fixture
 def macs() -> Callable[..., dict[str, int]]:
-    """Count the multiply-adds of one image by torch's own counter, computing nothing."""
+    """Count the MACs of one image with torch, on meta tensors."""
 
     def count(net: nn.Module, *shape: int) -> dict[str, int]:
         net = net.to("meta").eval()
@@ -16,7 +16,7 @@ def macs() -> Callable[..., dict[str, int]]:
             net(torch.empty(1, *shape, device="meta"))
         flops = {str(op): n // 2 for op, n in counter.get_flop_counts()["Global"].items()}
         conv, linear = flops.pop("aten.convolution", 0), flops.pop("aten.addmm", 0)
-        assert not flops, "an operation with MACs that is neither convolution nor linear"
+        assert not flops, "expected MACs only in convolutions and linear layers"
         return {"conv": conv, "linear": linear}
 
     return count

@@ -4,13 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
-from pliant.nn.models.densenet import (
-    Bottleneck,
-    densenet19,
-    densenet40,
-    densenet100,
-    densenet_bc,
-)
+from pliant.nn.models.densenet import Bottleneck, densenet19, densenet40, densenet100, densenet_bc
 
 
 @pytest.mark.parametrize(
@@ -24,7 +18,7 @@ from pliant.nn.models.densenet import (
         (100, 100, 99, 287_926_272, 34_200, 800_032),
     ],
 )
-def test_sizes_are_those_of_the_papers(
+def test_sizes_match_the_papers(
     depth, classes, layers, conv, linear, count, macs, parameters, convolutions
 ):
     net = densenet_bc(depth, classes)
@@ -33,7 +27,7 @@ def test_sizes_are_those_of_the_papers(
     assert macs(net, 3, 32, 32) == {"conv": conv, "linear": linear}
 
 
-def test_named_depths_are_what_they_say(parameters):
+def test_named_networks_have_their_depths(parameters):
     assert parameters(densenet19()) == 44_410
     assert parameters(densenet40()) == 176_122
     assert parameters(densenet40(classes=100)) == 188_092
@@ -47,21 +41,21 @@ def test_old_channels_come_before_new_ones():
     assert torch.equal(y[:, :5], x)
 
 
-def test_convolutions_see_all_that_came_before():
+def test_convolutions_read_all_previous_channels():
     convs = [m for m in densenet_bc(16).modules() if isinstance(m, nn.Conv2d)]
     assert [conv.in_channels for conv in convs] == [
-        *(3, 24, 48, 36, 48),  # the stem, and the first block
+        *(3, 24, 48, 36, 48),  # the stem and the first block
         *(48, 24, 48, 36, 48),
         *(48, 24, 48, 36, 48),
     ]
 
 
-@example(depth=7)  # the right remainder, but no bottleneck at all
+@example(depth=7)  # the right remainder, but no bottleneck
 @given(depth=st.integers(-100, 400).filter(lambda d: d < 10 or (d - 4) % 3 != 0))
 def test_impossible_depths_are_refused(depth):
     with pytest.raises(ValueError, match=f"got {depth}$"):
         densenet_bc(depth)
 
 
-def test_growth_makes_it_wider(macs):
+def test_a_smaller_growth_makes_it_narrower(macs):
     assert macs(densenet_bc(16, growth=6), 3, 32, 32)["linear"] == 240

@@ -6,12 +6,12 @@ from pliant.nn.models.lenet import lenet, lenet_small
 
 
 @pytest.mark.parametrize(("classes", "count"), [(5, 2_990_375), (10, 2_992_880)])
-def test_parameters_are_those_of_the_paper(classes, count, parameters):
+def test_it_has_the_parameters_of_the_paper(classes, count, parameters):
     assert parameters(lenet(classes)) == count
 
 
 @pytest.mark.parametrize(("classes", "rest"), [(5, 9_362_500), (10, 9_365_000)])
-def test_device_and_server_cost_what_the_paper_says(classes, rest, macs):
+def test_device_and_server_have_the_macs_of_the_paper(classes, rest, macs):
     net = lenet(classes)
     assert sum(macs(net[:1], 3, 32, 32).values()) == 1_536_000
     assert sum(macs(net[1:], 20, 16, 16).values()) == rest
@@ -22,13 +22,13 @@ def test_it_can_be_cut_after_any_stage():
     shapes = [(20, 16, 16), (50, 8, 8), (800,), (500,), (5,)]
     assert [name for name, _ in net.named_children()] == [f"stage{s}" for s in range(1, 6)]
     for s, shape in enumerate(shapes, start=1):
-        sent = net[:s](x)
-        assert sent.shape == (2, *shape)
-        assert torch.equal(net[s:](sent), net(x))
+        activations = net[:s](x)
+        assert activations.shape == (2, *shape)
+        assert torch.equal(net[s:](activations), net(x))
 
 
 def test_a_convolution_stage_is_convolution_relu_response_norm_and_pooling():
-    # with values so large that the norm's small alpha shows
+    # large values, to make the norm's small alpha visible
     net, x = lenet().double(), 300 * torch.rand(1, 3, 32, 32).double()
     conv = net.stage1[0]
     positive = nn.functional.conv2d(x, conv.weight, conv.bias, padding=2).clamp_min(0)
@@ -39,7 +39,7 @@ def test_a_convolution_stage_is_convolution_relu_response_norm_and_pooling():
     torch.testing.assert_close(net.stage1(x), expected)
 
 
-def test_the_small_one_has_half_of_everything(macs):
+def test_the_small_network_has_half_of_everything(macs):
     net = lenet_small()
     assert sum(macs(net[:1], 3, 32, 32).values()) == 1_536_000 // 2
     assert (net.stage3[1].out_features, net.stage4[0].out_features) == (400, 250)

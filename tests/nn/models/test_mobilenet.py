@@ -6,7 +6,7 @@ from pliant.nn.models.mobilenet import InvertedResidual, mobilenet_v2
 
 
 def test_it_has_the_parameters_of_the_paper(parameters, convolutions):
-    # 3,504,872 for 1,000 classes: strides have no parameters
+    # for 1,000 classes; strides have no parameters
     assert parameters(mobilenet_v2(classes=1000)) == 3_504_872
     assert convolutions(mobilenet_v2()) == 52
 
@@ -30,7 +30,7 @@ def test_it_has_the_macs_of_its_table(macs):
 @pytest.mark.parametrize(
     ("width", "count"), [(0.5, 1_987_224), (0.75, 2_663_064), (1.0, 3_538_984)]
 )
-def test_every_width_has_the_size_that_keras_publishes(width, count, parameters):
+def test_every_width_has_the_size_published_by_keras(width, count, parameters):
     net = mobilenet_v2(classes=1000, width=width)
     norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
     # Keras counts the running means and variances too
@@ -43,12 +43,16 @@ def test_widths_are_multiples_of_eight():
         assert all(conv.out_channels % 8 == 0 for conv in convs)
 
 
-def test_a_block_adds_its_input_only_where_shapes_agree():
-    for inputs, filters, stride, has in [(8, 8, 1, True), (8, 16, 1, False), (8, 8, 2, False)]:
+def test_a_block_adds_its_input_only_if_shapes_agree():
+    for inputs, filters, stride, has_shortcut in [
+        (8, 8, 1, True),
+        (8, 16, 1, False),
+        (8, 8, 2, False),
+    ]:
         block, x = InvertedResidual(inputs, filters, 6, stride), torch.randn(2, inputs, 4, 4)
         nn.init.zeros_(block.layers[-1].weight)
         assert torch.equal(
-            block(x), x if has else torch.zeros(2, filters, 4 // stride, 4 // stride)
+            block(x), x if has_shortcut else torch.zeros(2, filters, 4 // stride, 4 // stride)
         )
 
 

@@ -15,11 +15,11 @@ def _seeded():
         yield
 
 
-def images(name, batch):
+def make_images(name, batch):
     return torch.rand(batch, *models.INPUT_SHAPES[name])
 
 
-def test_every_network_has_an_input_shape_and_its_own_name():
+def test_every_network_has_an_input_shape_and_is_exported():
     assert models.INPUT_SHAPES.keys() == models.MODELS.keys()
     for name, build in models.MODELS.items():
         assert getattr(models, name) is build
@@ -27,9 +27,9 @@ def test_every_network_has_an_input_shape_and_its_own_name():
 
 
 @names
-def test_the_trace_computes_what_the_network_computes(name):
+def test_a_traced_network_gives_the_same_output(name):
     net = models.MODELS[name](classes=7).eval()
-    x = images(name, 2)
+    x = make_images(name, 2)
     with torch.no_grad():
         y = net(x)
         assert (y.shape, y.dtype) == ((2, 7), torch.float32)
@@ -37,7 +37,7 @@ def test_the_trace_computes_what_the_network_computes(name):
 
 
 @names
-def test_channels_are_the_images_own(name):
+def test_the_number_of_input_channels_can_be_chosen(name):
     _, height, width = models.INPUT_SHAPES[name]
     net = models.MODELS[name](classes=3, channels=2).to("meta")
     assert net.eval()(torch.empty(1, 2, height, width, device="meta")).shape == (1, 3)
@@ -46,11 +46,11 @@ def test_channels_are_the_images_own(name):
 @names
 def test_gradients_reach_every_parameter(name):
     net = models.MODELS[name]().train()
-    F.cross_entropy(net(images(name, 4)), torch.arange(4)).backward()
-    for where, parameter in net.named_parameters():
-        assert parameter.grad is not None, where
-        assert parameter.grad.isfinite().all(), where
-        assert parameter.grad.any(), where
+    F.cross_entropy(net(make_images(name, 4)), torch.arange(4)).backward()
+    for path, parameter in net.named_parameters():
+        assert parameter.grad is not None, path
+        assert parameter.grad.isfinite().all(), path
+        assert parameter.grad.any(), path
 
 
 @names

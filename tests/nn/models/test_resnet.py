@@ -7,7 +7,7 @@ from pliant.nn.models.resnet import BasicBlock, resnet18, resnet20
 
 def test_resnet20_has_the_known_size(macs, parameters, convolutions):
     net = resnet20()
-    # 269,722 of the network without projections, and 16 · 32 + 64 and 32 · 64 + 128 for them
+    # 269,722 without projections, which add 16 · 32 + 64 and 32 · 64 + 128
     assert parameters(net) == 269_722 + 576 + 2_176
     assert convolutions(net) == 19 + 2
     stage, entry, projection = 2_359_296, 1_179_648, 131_072  # one convolution each
@@ -34,7 +34,7 @@ def test_only_a_changed_shape_is_projected():
     assert len(BasicBlock(8, 8, 2).shortcut) == 2
 
 
-def test_a_block_with_silent_convolutions_is_its_shortcut():
+def test_a_block_with_zero_weights_is_its_shortcut():
     block, x = BasicBlock(4, 4, 1), torch.randn(2, 4, 6, 6)
     nn.init.zeros_(block.conv2.weight)
     assert torch.equal(block(x), x.relu())

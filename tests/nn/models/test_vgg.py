@@ -5,7 +5,7 @@ from pliant.nn.models.vgg import vgg11
 
 def test_it_has_the_known_size(macs, parameters, convolutions):
     net = vgg11()
-    # 9,231,114 with biases in front of the norms: 64 + 128 + 2 · 256 + 4 · 512 of them
+    # 9,231,114 with biases before the norms, which are 64 + 128 + 2 · 256 + 4 · 512
     assert parameters(net) == 9_231_114 - 2_752
     assert convolutions(net) == 8
     third = 9 * 8**2 * (128 * 256 + 256 * 256)

@@ -1,11 +1,11 @@
-// The page: a list of runs, what the ticked ones have come to, and news by server-sent events.
+// The page: a list of runs, figures of the selected ones, and updates by server-sent events.
 
 import { draw, percent, short, swatch } from "./chart.js";
-import { drawLanes, kind } from "./timeline.js";
+import { drawLanes, outcomeKind } from "./timeline.js";
 
 const $ = (id) => document.getElementById(id);
-const LIMIT = 3000; // points of a curve that are kept
-const TICKED = 16; // runs at once
+const MAX_POINTS = 3000; // per curve
+const MAX_SELECTED = 16;
 const AXES = {
   round: ["rounds", short],
   seconds: ["seconds", short],
@@ -21,205 +21,207 @@ const VALUES = {
 
 const runs = new Map(); // id -> summary
 const items = new Map(); // id -> its line in the list
-const ticked = new Map(); // id -> { slot, known, columns, front }
+const selected = new Map(); // id -> { slot, known, columns, front }
 let since = ""; // epoch and version of the list
 let source = null;
-let dirty = false;
+let isRedrawPending = false;
 
 function label(run) {
-  const parts = run.name.split("/");
-  const last = parts.pop();
-  const words = last.split(",").map((part) => {
+  const folders = run.name.split("/");
+  const name = folders.pop();
+  const words = name.split(",").map((part) => {
     const [key, value] = part.split("=");
     return value === undefined ? part : key.endsWith("seed") ? `seed ${value}` : value;
   });
-  return { own: words.join(" · "), above: parts.join("/") };
+  return { short: words.join(" · "), parent: folders.join("/") };
 }
 
 function state(run) {
   if (run.rounds && run.done >= run.rounds) return "finished";
   if (!run.changed) return "waiting";
-  return Date.now() / 1000 - run.changed < 30 ? "going on" : "stopped";
+  return Date.now() / 1000 - run.changed < 30 ? "running" : "stopped";
 }
 
-function element(name, kinds, text) {
-  const made = document.createElement(name);
-  if (kinds) made.className = kinds;
-  if (text !== undefined) made.textContent = text;
-  return made;
+function element(name, classes, text) {
+  const created = document.createElement(name);
+  if (classes) created.className = classes;
+  if (text !== undefined) created.textContent = text;
+  return created;
 }
 
 // the list ---------------------------------------------------------------------------------------
 
-function line(run) {
+function updateItem(run) {
   let item = items.get(run.id);
   if (!item) {
     item = element("li");
     const box = element("input");
     box.type = "checkbox";
-    box.onchange = () => tick(run.id, box.checked);
+    box.onchange = () => select(run.id, box.checked);
     const row = element("label");
     row.append(box, element("span", "swatch"), element("span", "name"), element("span", "value"), element("span", "more"));
     item.append(row);
     items.set(run.id, item);
   }
-  const { own, above } = label(run);
+  const name = label(run);
   const row = item.firstChild;
+  const isSelected = selected.has(run.id);
   row.title = run.name;
-  row.classList.toggle("on", ticked.has(run.id));
-  item.querySelector("input").checked = ticked.has(run.id);
-  item.querySelector(".swatch").replaceChildren(...(ticked.has(run.id) ? [swatch(ticked.get(run.id).slot)] : []));
-  item.querySelector(".name").textContent = own;
+  row.classList.toggle("on", isSelected);
+  item.querySelector("input").checked = isSelected;
+  item.querySelector(".swatch").replaceChildren(...(isSelected ? [swatch(selected.get(run.id).slot)] : []));
+  item.querySelector(".name").textContent = name.short;
   item.querySelector(".value").textContent = percent(run.accuracy);
   const rounds = run.rounds ? `${run.done}/${run.rounds}` : run.done ? String(run.done) : "";
-  const told = [state(run), rounds, run.method, run.about, above].filter(Boolean);
-  item.querySelector(".more").textContent = told.join(" · ");
+  const details = [state(run), rounds, run.method, run.about, name.parent].filter(Boolean);
+  item.querySelector(".more").textContent = details.join(" · ");
   return item;
 }
 
-function list() {
+function updateList() {
   const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const fits = (run) => {
+  const matches = (run) => {
     const text = `${run.name} ${run.method} ${run.about} ${state(run)}`.toLowerCase();
     return words.every((word) => text.includes(word));
   };
-  const shown = [...runs.values()].filter(fits).sort((a, b) => b.changed - a.changed || a.name.localeCompare(b.name));
-  $("list").replaceChildren(...shown.map(line));
-  $("count").textContent = shown.length === runs.size ? `${runs.size}` : `${shown.length} of ${runs.size}`;
+  const visible = [...runs.values()].filter(matches).sort((a, b) => b.changed - a.changed || a.name.localeCompare(b.name));
+  $("list").replaceChildren(...visible.map(updateItem));
+  $("count").textContent = visible.length === runs.size ? `${runs.size}` : `${visible.length} of ${runs.size}`;
 }
 
-function take(news) {
-  since = news.since;
-  for (const run of news.runs) runs.set(run.id, run);
-  if (news.count !== runs.size) {
+function mergeRuns(update) {
+  since = update.since;
+  for (const run of update.runs) runs.set(run.id, run);
+  if (update.count !== runs.size) {
     fetchRuns();
     return;
   }
-  const isNew = news.runs.some((run) => !items.has(run.id));
-  if (isNew) list();
-  else for (const run of news.runs) line(run);
+  const hasNew = update.runs.some((run) => !items.has(run.id));
+  if (hasNew) updateList();
+  else update.runs.forEach(updateItem);
 }
 
 async function fetchRuns() {
-  const news = await (await fetch("api/runs")).json();
+  const update = await (await fetch("api/runs")).json();
   runs.clear();
-  for (const run of news.runs) runs.set(run.id, run);
-  since = news.since;
-  list();
+  for (const run of update.runs) runs.set(run.id, run);
+  since = update.since;
+  updateList();
 }
 
-// ticking ----------------------------------------------------------------------------------------
+// selection --------------------------------------------------------------------------------------
 
-function tick(id, isOn) {
-  if (isOn && !ticked.has(id)) {
-    if (ticked.size >= TICKED) ticked.delete(ticked.keys().next().value);
-    const taken = new Set([...ticked.values()].map((one) => one.slot));
+function select(id, isOn) {
+  if (isOn && !selected.has(id)) {
+    if (selected.size >= MAX_SELECTED) selected.delete(selected.keys().next().value);
+    const usedSlots = new Set([...selected.values()].map((view) => view.slot));
     let slot = 0;
-    while (taken.has(slot)) slot += 1;
-    ticked.set(id, { slot, known: 0, columns: null, front: null });
+    while (usedSlots.has(slot)) slot += 1;
+    selected.set(id, { slot, known: 0, columns: null, front: null });
   } else if (!isOn) {
-    ticked.delete(id);
+    selected.delete(id);
   }
-  history.replaceState(null, "", `#${[...ticked.keys()].map(encodeURIComponent).join("&")}`);
-  for (const one of runs.values()) if (items.has(one.id)) line(one);
-  chooseWhich();
+  history.replaceState(null, "", `#${[...selected.keys()].map(encodeURIComponent).join("&")}`);
+  for (const run of runs.values()) if (items.has(run.id)) updateItem(run);
+  updateRunChoice();
   listen();
   redraw();
 }
 
 function listen() {
   if (source) source.close();
-  const asked = new URLSearchParams([...ticked.keys()].map((id) => ["run", id]));
-  asked.set("since", since + [...ticked.values()].map((one) => one.known).join("-"));
-  source = new EventSource(`api/stream?${asked}`);
-  source.onopen = () => link(true);
+  const query = new URLSearchParams([...selected.keys()].map((id) => ["run", id]));
+  query.set("since", since + [...selected.values()].map((view) => view.known).join("-"));
+  source = new EventSource(`api/stream?${query}`);
+  source.onopen = () => showConnection(true);
   source.onerror = () => {
-    link(false);
-    // a refused connection is tried again by the browser, a refused answer is not
+    showConnection(false);
+    // the browser retries a refused connection, but not a refused response
     if (source.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
   };
-  source.addEventListener("runs", (event) => take(JSON.parse(event.data)));
-  source.addEventListener("rounds", (event) => grow(JSON.parse(event.data)));
+  source.addEventListener("runs", (event) => mergeRuns(JSON.parse(event.data)));
+  source.addEventListener("rounds", (event) => appendRounds(JSON.parse(event.data)));
   source.addEventListener("front", (event) => {
-    const news = JSON.parse(event.data);
-    const one = ticked.get(news.run);
-    if (!one) return;
-    one.known = news.known;
-    one.front = news;
+    const update = JSON.parse(event.data);
+    const view = selected.get(update.run);
+    if (!view) return;
+    view.known = update.known;
+    view.front = update;
     redraw();
   });
 }
 
-function link(isLive) {
-  $("link").classList.toggle("live", isLive);
-  $("link-told").textContent = isLive ? "live" : "reconnecting";
+function showConnection(isLive) {
+  $("connection").classList.toggle("live", isLive);
+  $("connection-text").textContent = isLive ? "live" : "reconnecting";
 }
 
-function grow(news) {
-  const one = ticked.get(news.run);
-  if (!one) return;
-  if (!one.columns || news.from === 0) one.columns = news.columns;
-  else for (const [name, values] of Object.entries(news.columns)) one.columns[name].push(...values);
-  one.known = news.known;
-  if (one.columns.round.length > LIMIT) {
-    const last = one.columns.round.length - 1;
-    for (const name of Object.keys(one.columns)) {
-      one.columns[name] = one.columns[name].filter((_, at) => at % 2 === last % 2);
+function appendRounds(update) {
+  const view = selected.get(update.run);
+  if (!view) return;
+  if (!view.columns || update.from === 0) view.columns = update.columns;
+  else for (const [name, values] of Object.entries(update.columns)) view.columns[name].push(...values);
+  view.known = update.known;
+  if (view.columns.round.length > MAX_POINTS) {
+    const last = view.columns.round.length - 1;
+    for (const name of Object.keys(view.columns)) {
+      view.columns[name] = view.columns[name].filter((_, index) => index % 2 === last % 2);
     }
   }
   redraw();
-  if ($("which").value === news.run) lanes();
+  if ($("run-choice").value === update.run) updateLanes();
 }
 
 // figures ----------------------------------------------------------------------------------------
 
 function redraw() {
-  if (dirty) return;
-  dirty = true;
+  if (isRedrawPending) return;
+  isRedrawPending = true;
   requestAnimationFrame(() => {
-    dirty = false;
+    isRedrawPending = false;
     const isSearch = (id) => runs.get(id)?.is_search;
-    $("curves").hidden = $("time").hidden = ticked.size > 0 && [...ticked.keys()].every(isSearch);
-    curves();
-    newest();
-    front();
+    $("curves").hidden = $("time").hidden = selected.size > 0 && [...selected.keys()].every(isSearch);
+    drawCurves();
+    updateNewest();
+    drawFront();
   });
 }
 
-function chosen() {
-  return [...ticked].filter(([id, one]) => one.columns && runs.has(id));
+function viewsWithRounds() {
+  return [...selected].filter(([id, view]) => view.columns && runs.has(id));
 }
 
-function curves() {
+function drawCurves() {
   const [x, y] = [$("x").value, $("y").value];
-  const series = chosen().map(([id, one]) => {
-    const kept = one.columns[y].map((value, at) => [one.columns[x][at], value, at]).filter(([, value]) => value !== null);
-    const pick = (place) => kept.map((point) => point[place]);
-    return { label: label(runs.get(id)).own, slot: one.slot, x: pick(0), y: pick(1), places: pick(2), columns: one.columns };
+  const series = viewsWithRounds().map(([id, view]) => {
+    const { columns, slot } = view;
+    const points = columns[y].map((value, row) => [columns[x][row], value, row]).filter(([, value]) => value !== null);
+    const pick = (field) => points.map((point) => point[field]);
+    return { label: label(runs.get(id)).short, slot, x: pick(0), y: pick(1), rows: pick(2), columns };
   });
   const [xLabel, xFormat] = AXES[x];
-  const [yLabel, yFormat, full] = VALUES[y];
-  const tip = (one, at) => {
-    const c = one.columns;
-    const place = one.places[at];
+  const [yLabel, yFormat, format] = VALUES[y];
+  const tip = (line, index) => {
+    const c = line.columns;
+    const row = line.rows[index];
     return (
-      `${one.label}\n${yLabel}: ${full(one.y[at])}\nround ${c.round[place]}, ${short(c.seconds[place])} s, ` +
-      `${short(c.macs[place])}MACs, ${short(c.bytes[place])}B`
+      `${line.label}\n${yLabel}: ${format(line.y[index])}\nround ${c.round[row]}, ${short(c.seconds[row])} s, ` +
+      `${short(c.macs[row])}MACs, ${short(c.bytes[row])}B`
     );
   };
   draw($("chart"), series, { xLabel, yLabel, xFormat, yFormat, tip });
-  const told = series.map((one) => `${one.label}: ${full(one.y.at(-1) ?? null)}`).join("; ");
-  $("chart-told").textContent = series.length
-    ? `Line chart of ${yLabel} against ${xLabel}. Newest values: ${told}.`
-    : "Tick runs to see their curves.";
+  const newest = series.map((line) => `${line.label}: ${format(line.y.at(-1) ?? null)}`).join("; ");
+  $("chart-text").textContent = series.length
+    ? `Line chart of ${yLabel} against ${xLabel}. Newest values: ${newest}.`
+    : "Select runs to see their curves.";
 }
 
-function newest() {
-  const rows = chosen().map(([id, one]) => {
+function updateNewest() {
+  const rows = viewsWithRounds().map(([id, view]) => {
     const row = element("tr");
-    const last = (name) => one.columns[name].findLast((value) => value !== null) ?? null;
+    const last = (column) => view.columns[column].findLast((value) => value !== null) ?? null;
     const name = element("td");
-    name.append(swatch(one.slot), label(runs.get(id)).own);
+    name.append(swatch(view.slot), label(runs.get(id)).short);
     row.append(name);
     const cells = [short(last("round")), short(last("seconds")), short(last("macs")), short(last("bytes"))];
     for (const text of [...cells, percent(last("accuracy")), short(last("loss")), percent(last("used"), 0)]) {
@@ -230,119 +232,124 @@ function newest() {
   $("newest").tBodies[0].replaceChildren(...rows);
 }
 
-function front() {
-  const found = [...ticked].filter(([id, one]) => one.front && runs.has(id));
-  $("front").hidden = !found.length;
-  if (!found.length) return;
-  const series = found.flatMap(([id, one]) => {
-    const name = label(runs.get(id)).own;
-    const [all, best] = [one.front.points, one.front.front];
-    const at = (points, place) => points.map((point) => point[place]);
+function drawFront() {
+  const searches = [...selected].filter(([id, view]) => view.front && runs.has(id));
+  $("front").hidden = !searches.length;
+  if (!searches.length) return;
+  const series = searches.flatMap(([id, view]) => {
+    const name = label(runs.get(id)).short;
+    const { points, front } = view.front;
+    const pick = (pairs, field) => pairs.map((pair) => pair[field]);
     return [
-      { label: name, slot: one.slot, kind: "cloud", x: at(all, 0), y: at(all, 1) },
-      { label: `${name}, front`, slot: one.slot, kind: "steps", x: at(best, 0), y: at(best, 1) },
+      { label: name, slot: view.slot, kind: "cloud", x: pick(points, 0), y: pick(points, 1) },
+      { label: `${name}, front`, slot: view.slot, kind: "steps", x: pick(front, 0), y: pick(front, 1) },
     ];
   });
-  const [xLabel, yLabel] = [found[0][1].front.cost, "accuracy after a short training"];
-  const tip = (one, at) => `${one.label}\n${xLabel}: ${short(one.x[at])}\n${yLabel}: ${percent(one.y[at])}`;
+  const [xLabel, yLabel] = [searches[0][1].front.cost, "accuracy after a short training"];
+  const tip = (line, index) => `${line.label}\n${xLabel}: ${short(line.x[index])}\n${yLabel}: ${percent(line.y[index])}`;
   draw($("pareto"), series, { xLabel, yLabel, xFormat: short, yFormat: (value) => percent(value, 1), tip });
-  $("pareto-told").textContent = found
-    .map(([id, one]) => {
-      const { known, front: best } = one.front;
-      const ends = best.length ? `, from ${percent(best[0][1])} to ${percent(best.at(-1)[1])}` : "";
-      return `${label(runs.get(id)).own}: ${known} short trainings, ${best.length} vectors on the front${ends}.`;
+  $("pareto-text").textContent = searches
+    .map(([id, view]) => {
+      const { known, front } = view.front;
+      const range = front.length ? `, from ${percent(front[0][1])} to ${percent(front.at(-1)[1])}` : "";
+      return `${label(runs.get(id)).short}: ${known} short trainings, ${front.length} vectors on the front${range}.`;
     })
     .join(" ");
 }
 
 // devices ----------------------------------------------------------------------------------------
 
-function chooseWhich() {
-  const before = $("which").value;
-  const options = [...ticked.keys()].filter((id) => runs.has(id)).map((id) => {
-    const option = element("option", "", label(runs.get(id)).own);
+function updateRunChoice() {
+  const before = $("run-choice").value;
+  const options = [...selected.keys()].filter((id) => runs.has(id)).map((id) => {
+    const option = element("option", "", label(runs.get(id)).short);
     option.value = id;
     return option;
   });
-  $("which").replaceChildren(...options);
-  if (ticked.has(before)) $("which").value = before;
-  const isOther = $("which").value !== before;
-  if (isOther) {
-    lanes();
-    config();
-  }
+  $("run-choice").replaceChildren(...options);
+  if (selected.has(before)) $("run-choice").value = before;
+  if ($("run-choice").value !== before) showRun();
 }
 
-let asking = false;
-let askAgain = false;
+function showRun() {
+  updateLanes();
+  updateConfig();
+}
 
-async function lanes() {
-  const id = $("which").value;
-  if (asking) {
-    askAgain = true;
+let isFetching = false;
+let mustFetchAgain = false;
+
+async function updateLanes() {
+  const id = $("run-choice").value;
+  if (isFetching) {
+    mustFetchAgain = true;
     return;
   }
-  asking = true;
+  isFetching = true;
   try {
-    const wanted = $("follow").checked ? "" : `&last=${$("round").value}`;
+    const query = $("follow").checked ? "" : `&last=${$("round").value}`;
     const hasDevices = runs.has(id) && !runs.get(id).is_search;
-    const answer = hasDevices ? await fetch(`api/timeline?run=${encodeURIComponent(id)}${wanted}`) : null;
-    const shown = answer?.ok ? await answer.json() : { first: 1, last: 0, known: 1, rounds: [] };
-    $("round").max = Math.max(1, shown.known);
-    if ($("follow").checked) $("round").value = shown.known;
-    $("round-told").textContent = $("round").value;
-    tell(shown, drawLanes($("lanes"), shown));
+    const response = hasDevices ? await fetch(`api/timeline?run=${encodeURIComponent(id)}${query}`) : null;
+    const timeline = response?.ok ? await response.json() : { first: 1, last: 0, known: 1, rounds: [] };
+    $("round").max = Math.max(1, timeline.known);
+    if ($("follow").checked) $("round").value = timeline.known;
+    $("round-text").textContent = $("round").value;
+    describeTasks(timeline, drawLanes($("lanes"), timeline));
   } catch {
-    // the server is away: the next news draws again
+    // the server is down: the next update draws again
   } finally {
-    asking = false;
-    if (askAgain) {
-      askAgain = false;
-      lanes();
+    isFetching = false;
+    if (mustFetchAgain) {
+      mustFetchAgain = false;
+      updateLanes();
     }
   }
 }
 
-function tell(shown, { tasks, devices }) {
+function describeTasks(timeline, { tasks, devices }) {
   const counts = new Map();
-  for (const task of tasks) counts.set(kind(task), (counts.get(kind(task)) ?? 0) + 1);
-  const ends = [...counts].map(([end, count]) => `${count} ${end}`).join(", ");
-  const cut = shown.rounds.every((round) => round.whole) ? "" : " Only the first tasks of each round are shown.";
-  $("lanes-told").textContent = tasks.length
-    ? `Rounds ${shown.first} to ${shown.last}, ${devices.length} devices, ${tasks.length} tasks: ${ends}. ` +
-      `A bar is a mini-batch; the stronger it is, the more of the network it trains. Hatched tasks came to nothing.${cut}`
+  for (const task of tasks) counts.set(outcomeKind(task), (counts.get(outcomeKind(task)) ?? 0) + 1);
+  const outcomes = [...counts].map(([kind, count]) => `${count} ${kind}`).join(", ");
+  const note = timeline.rounds.every((round) => round.whole) ? "" : " Only the first tasks of each round are shown.";
+  $("lanes-text").textContent = tasks.length
+    ? `Rounds ${timeline.first} to ${timeline.last}, ${devices.length} devices, ${tasks.length} tasks: ${outcomes}. ` +
+      `A bar is a mini-batch; the stronger it is, the more of the network it trains. Hatched tasks were not merged.${note}`
     : "No tasks yet.";
   const rows = tasks.map((task) => {
     const row = element("tr");
-    const rowsUsed = task.rows.length ? `${Math.min(...task.rows)}–${Math.max(...task.rows)}` : "–";
+    const tableRows = task.rows.length ? `${Math.min(...task.rows)}–${Math.max(...task.rows)}` : "–";
     const times = [task.opened + (task.starts[0] ?? 0), task.opened + (task.ends.at(-1) ?? 0)];
-    const cells = [task.round, task.device, task.end, task.starts.length, ...times.map((at) => at.toFixed(3)), rowsUsed];
+    const cells = [task.round, task.device, task.end, task.starts.length, ...times.map((time) => time.toFixed(3)), tableRows];
     row.append(...cells.map((text) => element("td", "", text)));
     return row;
   });
   $("tasks").tBodies[0].replaceChildren(...rows);
 }
 
-async function config() {
-  const id = $("which").value;
-  const answer = id ? await fetch(`api/config?run=${encodeURIComponent(id)}`) : null;
-  const found = answer?.ok ? await answer.json() : { config: null, made: {} };
-  $("command").textContent = found.made.command ?? "";
-  $("config").textContent = found.config ? JSON.stringify(found.config, null, 2) : "";
+async function updateConfig() {
+  const id = $("run-choice").value;
+  const response = id ? await fetch(`api/config?run=${encodeURIComponent(id)}`) : null;
+  const { config, made } = response?.ok ? await response.json() : { config: null, made: {} };
+  $("command").textContent = made.command ?? "";
+  $("config").textContent = config ? JSON.stringify(config, null, 2) : "";
 }
 
 // start ------------------------------------------------------------------------------------------
 
-function theme(chosen) {
-  if (chosen === "system") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = chosen;
-  $("theme").textContent = `Theme: ${chosen}`;
-  localStorage.setItem("theme", chosen);
-  redraw();
-  lanes();
+function storedTheme() {
+  return localStorage.getItem("theme") ?? "system";
 }
 
-function options(id, choices) {
+function setTheme(name) {
+  if (name === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+  $("theme").textContent = `Theme: ${name}`;
+  localStorage.setItem("theme", name);
+  redraw();
+  updateLanes();
+}
+
+function fillOptions(id, choices) {
   for (const [value, [text]] of Object.entries(choices)) {
     const option = element("option", "", text);
     option.value = value;
@@ -352,32 +359,29 @@ function options(id, choices) {
 }
 
 async function start() {
-  options("x", AXES);
-  options("y", VALUES);
+  fillOptions("x", AXES);
+  fillOptions("y", VALUES);
   const themes = ["system", "light", "dark"];
-  $("theme").onclick = () => theme(themes[(themes.indexOf(localStorage.getItem("theme") ?? "system") + 1) % 3]);
-  $("filter").oninput = list;
-  $("untick").onclick = () => [...ticked.keys()].forEach((id) => tick(id, false));
-  $("which").onchange = () => {
-    lanes();
-    config();
-  };
+  $("theme").onclick = () => setTheme(themes[(themes.indexOf(storedTheme()) + 1) % 3]);
+  $("filter").oninput = updateList;
+  $("deselect").onclick = () => [...selected.keys()].forEach((id) => select(id, false));
+  $("run-choice").onchange = showRun;
   $("round").oninput = () => {
     $("follow").checked = false;
-    lanes();
+    updateLanes();
   };
-  $("follow").onchange = lanes;
+  $("follow").onchange = updateLanes;
   new ResizeObserver(() => {
     redraw();
-    lanes();
+    updateLanes();
   }).observe($("views"));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme(localStorage.getItem("theme") ?? "system"));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(storedTheme()));
   await fetchRuns();
-  theme(localStorage.getItem("theme") ?? "system");
-  const asked = location.hash.slice(1).split("&").filter(Boolean).map(decodeURIComponent);
-  const first = [...runs.values()].slice(0, 3).map((run) => run.id);
-  const wanted = (asked.length ? asked : first).filter((id) => runs.has(id));
-  if (wanted.length) wanted.forEach((id) => tick(id, true));
+  setTheme(storedTheme());
+  const linked = location.hash.slice(1).split("&").filter(Boolean).map(decodeURIComponent);
+  const newest = [...runs.values()].slice(0, 3).map((run) => run.id);
+  const initial = (linked.length ? linked : newest).filter((id) => runs.has(id));
+  if (initial.length) initial.forEach((id) => select(id, true));
   else listen();
 }
 

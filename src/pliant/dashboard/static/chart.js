@@ -1,14 +1,14 @@
-// Line charts in SVG: told apart by colour, dash and marker; the nearest point is named on hover.
+// Draw line charts in SVG: lines differ in colour, dash and marker; hovering names the nearest point.
 
 const SPACE = "http://www.w3.org/2000/svg";
 const DASHES = ["", "7 3", "2.5 2.5", "9 3 2 3", "12 4"];
 const MARKS = ["circle", "square", "up", "diamond", "down", "cross"];
 
-export function node(name, values = {}, text) {
-  const made = document.createElementNS(SPACE, name);
-  for (const [key, value] of Object.entries(values)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
-  return made;
+export function node(name, attributes = {}, text) {
+  const created = document.createElementNS(SPACE, name);
+  for (const [key, value] of Object.entries(attributes)) created.setAttribute(key, value);
+  if (text !== undefined) created.textContent = text;
+  return created;
 }
 
 export function style(slot) {
@@ -30,9 +30,9 @@ export function mark(kind, x, y, size = 4) {
 
 export function swatch(slot) {
   const { line, dash, mark: kind } = style(slot);
-  const made = node("svg", { viewBox: "0 0 26 12", class: line, "aria-hidden": "true" });
-  made.append(node("path", { d: "M0 6H26", class: "curve", "stroke-dasharray": dash }), mark(kind, 13, 6, 3.5));
-  return made;
+  const svg = node("svg", { viewBox: "0 0 26 12", class: line, "aria-hidden": "true" });
+  svg.append(node("path", { d: "M0 6H26", class: "curve", "stroke-dasharray": dash }), mark(kind, 13, 6, 3.5));
+  return svg;
 }
 
 export function short(value) {
@@ -47,13 +47,13 @@ export function percent(value, digits = 2) {
   return value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`;
 }
 
-export function ticks(low, high, wanted) {
-  const raw = (high - low) / Math.max(1, wanted) || 1;
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((one) => one * power).find((one) => one >= raw * 0.999);
-  const found = [];
-  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) found.push(at);
-  return found;
+export function ticks(low, high, count) {
+  const minStep = (high - low) / Math.max(1, count) || 1;
+  const power = 10 ** Math.floor(Math.log10(minStep));
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= minStep * 0.999);
+  const values = [];
+  for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + step * 1e-6; value += step) values.push(value);
+  return values;
 }
 
 function span(values, pad) {
@@ -64,8 +64,8 @@ function span(values, pad) {
     if (value > high) high = value;
   }
   if (low > high) return [0, 1];
-  const room = (high - low) * pad || Math.abs(high) * pad || 0.5;
-  return [low - room, high + room];
+  const margin = (high - low) * pad || Math.abs(high) * pad || 0.5;
+  return [low - margin, high + margin];
 }
 
 // series: [{ label, slot, x: [], y: [], kind: "line" | "steps" | "cloud" }]
@@ -75,48 +75,49 @@ export function draw(svg, series, { xLabel, yLabel, xFormat, yFormat, tip }) {
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.replaceChildren();
   const [left, right, top, bottom] = [66, 10, 8, 40];
-  const [x0, x1] = span(series.flatMap((one) => one.x), 0.02);
-  const [y0, y1] = span(series.flatMap((one) => one.y), 0.05);
+  const [x0, x1] = span(series.flatMap((line) => line.x), 0.02);
+  const [y0, y1] = span(series.flatMap((line) => line.y), 0.05);
   const px = (value) => left + ((value - x0) / (x1 - x0)) * (width - left - right);
   const py = (value) => height - bottom - ((value - y0) / (y1 - y0)) * (height - top - bottom);
-  for (const at of ticks(y0, y1, height / 55)) {
-    svg.append(node("path", { d: `M${left} ${py(at)}H${width - right}`, class: "grid" }));
-    svg.append(node("text", { x: left - 6, y: py(at) + 4, "text-anchor": "end" }, yFormat(at)));
+  for (const tick of ticks(y0, y1, height / 55)) {
+    svg.append(node("path", { d: `M${left} ${py(tick)}H${width - right}`, class: "grid" }));
+    svg.append(node("text", { x: left - 6, y: py(tick) + 4, "text-anchor": "end" }, yFormat(tick)));
   }
-  for (const at of ticks(x0, x1, width / 110)) {
-    svg.append(node("path", { d: `M${px(at)} ${height - bottom}v4`, class: "axis" }));
-    svg.append(node("text", { x: px(at), y: height - bottom + 17, "text-anchor": "middle" }, xFormat(at)));
+  for (const tick of ticks(x0, x1, width / 110)) {
+    svg.append(node("path", { d: `M${px(tick)} ${height - bottom}v4`, class: "axis" }));
+    svg.append(node("text", { x: px(tick), y: height - bottom + 17, "text-anchor": "middle" }, xFormat(tick)));
   }
   svg.append(node("path", { d: `M${left} ${top}V${height - bottom}H${width - right}`, class: "axis", fill: "none" }));
   svg.append(node("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, xLabel));
   svg.append(node("text", { x: 0, y: 0, transform: `translate(12 ${(height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, yLabel));
   const points = [];
-  for (const one of series) drawOne(svg, one, px, py, points);
+  for (const line of series) drawSeries(svg, line, px, py, points);
   hover(svg, points, { top, bottom: height - bottom, tip });
 }
 
-function drawOne(svg, one, px, py, points) {
-  const { line, dash, mark: kind } = style(one.slot);
-  const seen = [];
-  one.x.forEach((x, at) => {
-    if (x !== null && one.y[at] !== null) seen.push({ x: px(x), y: py(one.y[at]), at, series: one });
+function drawSeries(svg, series, px, py, points) {
+  const { line, dash, mark: markKind } = style(series.slot);
+  const known = [];
+  series.x.forEach((x, index) => {
+    const y = series.y[index];
+    if (x !== null && y !== null) known.push({ x: px(x), y: py(y), index, series });
   });
-  points.push(...seen);
-  if (one.kind === "cloud") {
-    for (const { x, y } of seen) svg.append(node("circle", { cx: x, cy: y, r: 2.2, class: "cloud" }));
+  points.push(...known);
+  if (series.kind === "cloud") {
+    for (const { x, y } of known) svg.append(node("circle", { cx: x, cy: y, r: 2.2, class: "cloud" }));
     return;
   }
   const group = node("g", { class: line });
   let path = "";
-  seen.forEach(({ x, y }, at) => {
-    if (!at) path += `M${x.toFixed(1)} ${y.toFixed(1)}`;
-    else if (one.kind === "steps") path += `H${x.toFixed(1)}V${y.toFixed(1)}`;
+  known.forEach(({ x, y }, i) => {
+    if (!i) path += `M${x.toFixed(1)} ${y.toFixed(1)}`;
+    else if (series.kind === "steps") path += `H${x.toFixed(1)}V${y.toFixed(1)}`;
     else path += `L${x.toFixed(1)} ${y.toFixed(1)}`;
   });
   group.append(node("path", { d: path, class: "curve", "stroke-dasharray": dash }));
-  const every = Math.max(1, Math.ceil(seen.length / 8));
-  seen.forEach(({ x, y }, at) => {
-    if (at % every === one.slot % every || at === seen.length - 1) group.append(mark(kind, x, y));
+  const every = Math.max(1, Math.ceil(known.length / 8));
+  known.forEach(({ x, y }, i) => {
+    if (i % every === series.slot % every || i === known.length - 1) group.append(mark(markKind, x, y));
   });
   svg.append(group);
 }
@@ -128,18 +129,18 @@ function hover(svg, points, { top, bottom, tip }) {
   svg.onpointermove = (event) => {
     const box = svg.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-    let [best, least] = [null, 60 ** 2];
+    let [nearest, nearestDistance] = [null, 60 ** 2];
     for (const point of points) {
-      const apart = (point.x - x) ** 2 + (point.y - y) ** 2;
-      if (apart < least) [best, least] = [point, apart];
+      const distance = (point.x - x) ** 2 + (point.y - y) ** 2;
+      if (distance < nearestDistance) [nearest, nearestDistance] = [point, distance];
     }
-    cross.setAttribute("d", best ? `M${best.x} ${top}V${bottom}` : "");
-    ring.setAttribute("visibility", best ? "visible" : "hidden");
-    if (best) {
-      ring.setAttribute("cx", best.x);
-      ring.setAttribute("cy", best.y);
+    cross.setAttribute("d", nearest ? `M${nearest.x} ${top}V${bottom}` : "");
+    ring.setAttribute("visibility", nearest ? "visible" : "hidden");
+    if (nearest) {
+      ring.setAttribute("cx", nearest.x);
+      ring.setAttribute("cy", nearest.y);
     }
-    showTip(best && tip(best.series, best.at), event);
+    showTip(nearest && tip(nearest.series, nearest.index), event);
   };
   svg.onpointerleave = () => {
     cross.setAttribute("d", "");
@@ -153,7 +154,7 @@ export function showTip(text, event) {
   tip.hidden = !text;
   if (!text) return;
   tip.textContent = text;
-  const [wide, high] = [tip.offsetWidth, tip.offsetHeight];
-  tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - wide - 6))}px`;
-  tip.style.top = `${Math.max(4, Math.min(event.clientY + 14, innerHeight - high - 6))}px`;
+  const [width, height] = [tip.offsetWidth, tip.offsetHeight];
+  tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 6))}px`;
+  tip.style.top = `${Math.max(4, Math.min(event.clientY + 14, innerHeight - height - 6))}px`;
 }

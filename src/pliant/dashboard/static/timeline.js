@@ -1,4 +1,4 @@
-// The timeline of devices on a canvas: a bar is a mini-batch, stronger where more was trained.
+// Draw the timeline of devices on a canvas: a bar is a mini-batch, stronger where more was trained.
 
 import { short, showTip, ticks } from "./chart.js";
 
@@ -7,27 +7,28 @@ const LANE = 19;
 const LEFT = 46;
 const TOP = 20;
 const BOTTOM = 34;
-// Ends of the cividis scale, which is even in lightness and the same for colour-blind people.
+// Ends and middle of the cividis scale, which is uniform in lightness and safe for colour blindness.
 const LIGHT = [245, 225, 90];
 const DARK = [20, 52, 108];
 const MIDDLE = [124, 123, 120];
 
-export function kind(task) {
+export function outcomeKind(task) {
   return task.end.split(":")[0];
 }
 
 function shade(share, isDark) {
-  const part = isDark ? 1 - share : share; // what stands for more stands out from the ground
-  const [from, to, at] = part < 0.5 ? [LIGHT, MIDDLE, part * 2] : [MIDDLE, DARK, part * 2 - 1];
-  return `rgb(${from.map((one, place) => Math.round(one + (to[place] - one) * at)).join()})`;
+  const level = isDark ? 1 - share : share; // larger shares contrast more with the background
+  const [from, to, part] = level < 0.5 ? [LIGHT, MIDDLE, level * 2] : [MIDDLE, DARK, level * 2 - 1];
+  return `rgb(${from.map((value, i) => Math.round(value + (to[i] - value) * part)).join()})`;
 }
 
-export function drawLanes(canvas, shown) {
-  const tasks = shown.rounds.flatMap((round, at) =>
-    round.tasks.map((task) => ({ ...task, opened: round.opened, round: shown.first + at })),
+export function drawLanes(canvas, timeline) {
+  const { rounds, first } = timeline;
+  const tasks = rounds.flatMap((round, index) =>
+    round.tasks.map((task) => ({ ...task, opened: round.opened, round: first + index })),
   );
   const devices = [...new Set(tasks.map((task) => task.device))].sort((a, b) => a - b);
-  const lane = new Map(devices.map((device, at) => [device, at]));
+  const lanes = new Map(devices.map((device, index) => [device, index]));
   const width = Math.max(300, canvas.parentElement.clientWidth - 2);
   const height = TOP + BOTTOM + LANE * Math.max(1, devices.length);
   const scale = devicePixelRatio || 1;
@@ -35,104 +36,104 @@ export function drawLanes(canvas, shown) {
   canvas.height = height * scale;
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
-  const brush = canvas.getContext("2d");
-  brush.scale(scale, scale);
-  const look = getComputedStyle(document.documentElement);
-  const colour = (name) => look.getPropertyValue(name).trim();
-  const isDark = look.colorScheme === "dark";
-  brush.font = "12px system-ui, sans-serif";
-  const from = shown.rounds.length ? shown.rounds[0].opened : 0;
-  const to = shown.rounds.length ? shown.rounds[shown.rounds.length - 1].closed : 1;
-  const px = (at) => LEFT + ((at - from) / (to - from || 1)) * (width - LEFT - 12);
-  frame(brush, { devices, px, from, to, width, height, colour, shown });
-  const top = Math.max(1, ...tasks.flatMap((task) => task.rows));
-  const boxes = [];
+  const context = canvas.getContext("2d");
+  context.scale(scale, scale);
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(name).trim();
+  const isDark = style.colorScheme === "dark";
+  context.font = "12px system-ui, sans-serif";
+  const from = rounds.length ? rounds[0].opened : 0;
+  const to = rounds.length ? rounds.at(-1).closed : 1;
+  const px = (seconds) => LEFT + ((seconds - from) / (to - from || 1)) * (width - LEFT - 12);
+  drawFrame(context, { devices, px, from, to, width, height, colour, timeline });
+  const maxRow = Math.max(1, ...tasks.flatMap((task) => task.rows));
+  const bars = [];
   for (const task of tasks) {
-    const y = TOP + LANE * lane.get(task.device) + 2;
-    bars(brush, task, { y, px, top, colour, isDark, boxes });
+    const y = TOP + LANE * lanes.get(task.device) + 2;
+    drawTask(context, task, { y, px, maxRow, colour, isDark, bars });
   }
   canvas.onpointermove = (event) => {
     const box = canvas.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-    const hit = boxes.find((one) => x >= one.x && x <= one.x + one.wide && y >= one.y && y <= one.y + LANE - 4);
-    showTip(hit && told(hit), event);
+    const hit = bars.find((bar) => x >= bar.x && x <= bar.x + bar.width && y >= bar.y && y <= bar.y + LANE - 4);
+    showTip(hit && describeBar(hit), event);
   };
   canvas.onpointerleave = () => showTip(null);
   return { tasks, devices };
 }
 
-function frame(brush, { devices, px, from, to, width, height, colour, shown }) {
-  brush.fillStyle = colour("--faint");
-  brush.textAlign = "right";
-  brush.textBaseline = "middle";
-  devices.forEach((device, at) => brush.fillText(String(device), LEFT - 8, TOP + LANE * (at + 0.5)));
-  brush.textAlign = "center";
-  for (const at of ticks(from, to, width / 110)) brush.fillText(short(at), px(at), height - BOTTOM + 11);
-  brush.fillText("seconds", (LEFT + width) / 2, height - 8);
-  brush.textAlign = "left";
-  brush.strokeStyle = colour("--faint");
-  brush.setLineDash([4, 3]);
-  shown.rounds.forEach((round, at) => {
-    brush.beginPath();
-    brush.moveTo(px(round.opened), 4);
-    brush.lineTo(px(round.opened), height - BOTTOM);
-    brush.stroke();
-    brush.fillText(`round ${shown.first + at}`, px(round.opened) + 4, 10);
+function drawFrame(context, { devices, px, from, to, width, height, colour, timeline }) {
+  context.fillStyle = colour("--faint");
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  devices.forEach((device, index) => context.fillText(String(device), LEFT - 8, TOP + LANE * (index + 0.5)));
+  context.textAlign = "center";
+  for (const tick of ticks(from, to, width / 110)) context.fillText(short(tick), px(tick), height - BOTTOM + 11);
+  context.fillText("seconds", (LEFT + width) / 2, height - 8);
+  context.textAlign = "left";
+  context.strokeStyle = colour("--faint");
+  context.setLineDash([4, 3]);
+  timeline.rounds.forEach((round, index) => {
+    context.beginPath();
+    context.moveTo(px(round.opened), 4);
+    context.lineTo(px(round.opened), height - BOTTOM);
+    context.stroke();
+    context.fillText(`round ${timeline.first + index}`, px(round.opened) + 4, 10);
   });
-  brush.setLineDash([]);
+  context.setLineDash([]);
 }
 
-function bars(brush, task, { y, px, top, colour, isDark, boxes }) {
-  const isLost = LOST.includes(kind(task));
-  const high = LANE - 4;
-  task.starts.forEach((start, at) => {
+function drawTask(context, task, { y, px, maxRow, colour, isDark, bars }) {
+  const kind = outcomeKind(task);
+  const isLost = LOST.includes(kind);
+  const height = LANE - 4;
+  task.starts.forEach((start, step) => {
     const x = px(task.opened + start);
-    const wide = Math.max(0.6, px(task.opened + task.ends[at]) - x - 0.8);
-    brush.fillStyle = shade(((task.rows[at] ?? top) / top) * 0.9 + 0.05, isDark);
-    brush.fillRect(x, y, wide, high);
-    boxes.push({ x, y, wide, task, at });
+    const width = Math.max(0.6, px(task.opened + task.ends[step]) - x - 0.8);
+    context.fillStyle = shade(((task.rows[step] ?? maxRow) / maxRow) * 0.9 + 0.05, isDark);
+    context.fillRect(x, y, width, height);
+    bars.push({ x, y, width, task, step });
   });
   if (!task.starts.length) return;
-  const [x, end] = [px(task.opened + task.starts[0]), px(task.opened + task.ends[task.ends.length - 1])];
-  if (isLost) hatch(brush, x, y, end - x, high, colour);
-  if (kind(task) === "finished") return;
-  brush.font = "10px system-ui, sans-serif";
-  const text = kind(task);
-  const wide = brush.measureText(text).width + 6;
-  if (wide < end - x) {
-    brush.fillStyle = colour("--panel");
-    brush.fillRect(end - wide - 1, y + 2, wide, high - 4);
-    brush.fillStyle = colour(isLost ? "--bad" : "--text");
-    brush.textAlign = "left";
-    brush.fillText(text, end - wide + 2, y + high / 2 + 0.5);
+  const [x, end] = [px(task.opened + task.starts[0]), px(task.opened + task.ends.at(-1))];
+  if (isLost) drawHatch(context, x, y, end - x, height, colour);
+  if (kind === "finished") return;
+  context.font = "10px system-ui, sans-serif";
+  const width = context.measureText(kind).width + 6;
+  if (width < end - x) {
+    context.fillStyle = colour("--panel");
+    context.fillRect(end - width - 1, y + 2, width, height - 4);
+    context.fillStyle = colour(isLost ? "--bad" : "--text");
+    context.textAlign = "left";
+    context.fillText(kind, end - width + 2, y + height / 2 + 0.5);
   }
-  brush.font = "12px system-ui, sans-serif";
+  context.font = "12px system-ui, sans-serif";
 }
 
-function hatch(brush, x, y, wide, high, colour) {
-  brush.save();
-  brush.beginPath();
-  brush.rect(x, y, wide, high);
-  brush.clip();
-  brush.strokeStyle = colour("--panel");
-  brush.lineWidth = 1.4;
-  for (let at = x - high; at < x + wide; at += 6) {
-    brush.beginPath();
-    brush.moveTo(at, y + high);
-    brush.lineTo(at + high, y);
-    brush.stroke();
+function drawHatch(context, x, y, width, height, colour) {
+  context.save();
+  context.beginPath();
+  context.rect(x, y, width, height);
+  context.clip();
+  context.strokeStyle = colour("--panel");
+  context.lineWidth = 1.4;
+  for (let left = x - height; left < x + width; left += 6) {
+    context.beginPath();
+    context.moveTo(left, y + height);
+    context.lineTo(left + height, y);
+    context.stroke();
   }
-  brush.restore();
-  brush.strokeStyle = colour("--bad");
-  brush.strokeRect(x, y, wide, high);
+  context.restore();
+  context.strokeStyle = colour("--bad");
+  context.strokeRect(x, y, width, height);
 }
 
-function told({ task, at }) {
-  const [start, stop] = [task.opened + task.starts[at], task.opened + task.ends[at]];
-  const row = task.rows[at] === undefined ? "" : `, row ${task.rows[at]}`;
+function describeBar({ task, step }) {
+  const [start, end] = [task.opened + task.starts[step], task.opened + task.ends[step]];
+  const row = task.rows[step] === undefined ? "" : `, row ${task.rows[step]}`;
   return (
     `device ${task.device}, round ${task.round}: ${task.end}\n` +
-    `mini-batch ${at + 1} of ${task.starts.length}${row}\n` +
-    `${start.toFixed(3)} to ${stop.toFixed(3)} s`
+    `mini-batch ${step + 1} of ${task.starts.length}${row}\n` +
+    `${start.toFixed(3)} to ${end.toFixed(3)} s`
   );
 }

@@ -1,4 +1,4 @@
-"""The bundled networks: plain torch modules, each built by a function of its number of classes.
+"""Bundled networks: plain torch modules, each built by a function.
 
 >>> import pliant as pl
 >>> net = pl.models.resnet20(classes=10)
@@ -25,7 +25,7 @@ from pliant.nn.models.resnet import resnet18 as resnet18
 from pliant.nn.models.resnet import resnet20 as resnet20
 from pliant.nn.models.vgg import vgg11 as vgg11
 
-# every entry can be called with `classes` and `channels` alone
+# every function takes the keywords `classes` and `channels`
 MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "digits_cnn": digits_cnn,
     "digits_cnn_bn": digits_cnn_bn,
@@ -43,10 +43,11 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "vgg11": vgg11,
 }
 
-_CHARACTER = (1, 28, 28)
-_PICTURE = (3, 32, 32)
+_CHARACTER_SHAPE = (1, 28, 28)
+_IMAGE_SHAPE = (3, 32, 32)
 
-# channels, height, width of the images that each network takes when it is built with its defaults
+# channels, height and width of the images that each network takes by default
 INPUT_SHAPES: Mapping[str, tuple[int, int, int]] = {
-    name: _CHARACTER if name.startswith(("digits", "femnist")) else _PICTURE for name in MODELS
+    name: _CHARACTER_SHAPE if name.startswith(("digits", "femnist")) else _IMAGE_SHAPE
+    for name in MODELS
 }

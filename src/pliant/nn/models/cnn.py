@@ -1,17 +1,17 @@
-"""Two convolutions and two linear layers for 28x28 characters: for FEMNIST and for the digits.
+"""Networks of two convolutions and two linear layers for 28x28 characters.
 
 The FEMNIST network has the kernels and filters of Caldas et al., LEAF: A Benchmark for Federated
-Settings, 2018, without padding and with 256 hidden units: the 4.0 M MACs of Rapp et al., DISTREAL:
-Distributed Resource-Aware Learning in Heterogeneous Systems, AAAI 2022.
+Settings, 2018. It has no padding and 256 hidden units, to match the 4.0 M MACs of Rapp et al.,
+DISTREAL: Distributed Resource-Aware Learning in Heterogeneous Systems, AAAI 2022.
 """
 
 from torch import Tensor, nn
 
-from pliant.nn.models.initial import need_positive
+from pliant.nn.models.initialisation import check_positive
 
 
 class ConvNet(nn.Module):
-    """Classify small images by two rounds of 5x5 convolution and pooling, and one hidden layer."""
+    """Classify small images with two 5x5 convolutions, each pooled, and one hidden layer."""
 
     def __init__(
         self,
@@ -21,21 +21,21 @@ class ConvNet(nn.Module):
         *,
         channels: int,
         side: int,
-        normalised: bool,
+        batch_norm: bool,
     ) -> None:
         super().__init__()
-        left = ((side - 4) // 2 - 4) // 2
-        need_positive("cnn", {"classes": classes, "hidden": hidden, "channels": channels})
-        need_positive("cnn", {"filters[0]": filters[0], "filters[1]": filters[1]})
-        if left < 1:
+        final_side = ((side - 4) // 2 - 4) // 2
+        check_positive("cnn", {"classes": classes, "hidden": hidden, "channels": channels})
+        check_positive("cnn", {"filters[0]": filters[0], "filters[1]": filters[1]})
+        if final_side < 1:
             raise ValueError(f"cnn: expected images with `side` of 16 or more, got {side}")
         self.features = nn.Sequential(
-            *_convolution(channels, filters[0], normalised=normalised),
-            *_convolution(filters[0], filters[1], normalised=normalised),
+            *_make_convolution(channels, filters[0], batch_norm=batch_norm),
+            *_make_convolution(filters[0], filters[1], batch_norm=batch_norm),
         )
         self.classifier = nn.Sequential(
             nn.Flatten(),
-            nn.Linear(filters[1] * left * left, hidden),
+            nn.Linear(filters[1] * final_side * final_side, hidden),
             nn.ReLU(inplace=True),
             nn.Linear(hidden, classes),
         )
@@ -45,9 +45,9 @@ class ConvNet(nn.Module):
         return logits
 
 
-def _convolution(inputs: int, filters: int, *, normalised: bool) -> list[nn.Module]:
-    conv = nn.Conv2d(inputs, filters, 5, bias=not normalised)
-    norm = [nn.BatchNorm2d(filters)] if normalised else []
+def _make_convolution(inputs: int, filters: int, *, batch_norm: bool) -> list[nn.Module]:
+    conv = nn.Conv2d(inputs, filters, 5, bias=not batch_norm)
+    norm = [nn.BatchNorm2d(filters)] if batch_norm else []
     return [conv, *norm, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
 
 
@@ -60,11 +60,11 @@ def femnist_cnn(
     side: int = 28,
 ) -> ConvNet:
     """Build the FEMNIST network: 4,015,616 MACs for 62 classes."""
-    return ConvNet(classes, filters, hidden, channels=channels, side=side, normalised=False)
+    return ConvNet(classes, filters, hidden, channels=channels, side=side, batch_norm=False)
 
 
 def femnist_cnn_small(classes: int = 62, *, channels: int = 1, side: int = 28) -> ConvNet:
-    """Build the FEMNIST network with 17 and 34 filters: a third of the MACs."""
+    """Build the FEMNIST network with 17 and 34 filters, at a third of the MACs."""
     return femnist_cnn(classes, filters=(17, 34), channels=channels, side=side)
 
 
@@ -76,8 +76,8 @@ def digits_cnn(
     channels: int = 1,
     side: int = 28,
 ) -> ConvNet:
-    """Build a network for the embedded digits: 0.68 M MACs."""
-    return ConvNet(classes, filters, hidden, channels=channels, side=side, normalised=False)
+    """Build a network for the bundled digits: 0.68 M MACs."""
+    return ConvNet(classes, filters, hidden, channels=channels, side=side, batch_norm=False)
 
 
 def digits_cnn_bn(
@@ -88,5 +88,5 @@ def digits_cnn_bn(
     channels: int = 1,
     side: int = 28,
 ) -> ConvNet:
-    """Build the network for the digits with batch norm after each convolution."""
-    return ConvNet(classes, filters, hidden, channels=channels, side=side, normalised=True)
+    """Build the digits network with batch norm after each convolution."""
+    return ConvNet(classes, filters, hidden, channels=channels, side=side, batch_norm=True)

@@ -1,17 +1,17 @@
 """DenseNet-BC for 32x32 images, at any depth.
 
-Huang, Liu, van der Maaten, Weinberger: Densely Connected Convolutional Networks, CVPR 2017;
-bottlenecks of four times the growth, transitions that halve the channels.
+Huang, Liu, van der Maaten, Weinberger: Densely Connected Convolutional Networks, CVPR 2017.
+Bottlenecks have four times the growth; transitions halve the channels.
 """
 
 import torch
 from torch import Tensor, nn
 
-from pliant.nn.models.initial import draw_he_weights, need_positive
+from pliant.nn.models.initialisation import check_positive, init_he_weights
 
 
 class Bottleneck(nn.Module):
-    """Add ``growth`` new channels behind the ones that came in."""
+    """Append ``growth`` new channels to the input."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
@@ -28,32 +28,32 @@ class Bottleneck(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """Classify images by three dense blocks of ``pairs`` bottlenecks each."""
+    """Classify images with three dense blocks of ``bottlenecks`` bottlenecks each."""
 
-    def __init__(self, pairs: int, growth: int, classes: int, channels: int) -> None:
+    def __init__(self, bottlenecks: int, growth: int, classes: int, channels: int) -> None:
         super().__init__()
-        need_positive("densenet", {"growth": growth, "classes": classes, "channels": channels})
+        check_positive("densenet", {"growth": growth, "classes": classes, "channels": channels})
         width = 2 * growth
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
         for block in range(3):
             if block > 0:
-                layers.append(_transition(width, width // 2))
+                layers.append(_make_transition(width, width // 2))
                 width //= 2
             layers.append(
-                nn.Sequential(*(Bottleneck(width + i * growth, growth) for i in range(pairs)))
+                nn.Sequential(*(Bottleneck(width + i * growth, growth) for i in range(bottlenecks)))
             )
-            width += pairs * growth
+            width += bottlenecks * growth
         self.features = nn.Sequential(*layers, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(width, classes)
-        draw_he_weights(self)
+        init_he_weights(self)
 
     def forward(self, x: Tensor) -> Tensor:  # x: (batch, channel, h, w)
         logits: Tensor = self.classifier(self.pool(self.features(x)).flatten(1))
         return logits
 
 
-def _transition(inputs: int, filters: int) -> nn.Sequential:
+def _make_transition(inputs: int, filters: int) -> nn.Sequential:
     return nn.Sequential(
         nn.BatchNorm2d(inputs),
         nn.ReLU(inplace=True),
@@ -67,26 +67,26 @@ def densenet_bc(
 ) -> DenseNet:
     """Build a DenseNet-BC with ``(depth - 4) // 6`` bottlenecks per block.
 
-    A true depth is 6n + 4. As in the code that most papers use, 6n + 1 passes too and gives the
-    network of three layers less: the "DenseNet-19" of DISTREAL has 16 layers.
+    Depths are 6n + 4. Like the code that most papers use, this also accepts 6n + 1 and builds three
+    layers fewer: the "DenseNet-19" of DISTREAL has 16 layers.
     """
     if depth < 10 or (depth - 4) % 3 != 0:
         raise ValueError(
-            f"densenet: expected `depth` of 10 or more, 4 more than a multiple of 3, got {depth}"
+            f"densenet: expected `depth` of at least 10, 4 more than a multiple of 3, got {depth}"
         )
     return DenseNet((depth - 4) // 6, growth, classes, channels)
 
 
 def densenet19(classes: int = 10, *, growth: int = 12, channels: int = 3) -> DenseNet:
-    """Build the small network of DISTREAL for CIFAR-10: 15 convolutions, 19.9 M MACs."""
+    """Build DISTREAL's small network for CIFAR-10: 15 convolutions, 19.9 M MACs."""
     return densenet_bc(19, classes, growth=growth, channels=channels)
 
 
 def densenet40(classes: int = 10, *, growth: int = 12, channels: int = 3) -> DenseNet:
-    """Build the network of DISTREAL for CIFAR-10: 39 convolutions, 72.4 M MACs."""
+    """Build DISTREAL's network for CIFAR-10: 39 convolutions, 72.4 M MACs."""
     return densenet_bc(40, classes, growth=growth, channels=channels)
 
 
 def densenet100(classes: int = 100, *, growth: int = 12, channels: int = 3) -> DenseNet:
-    """Build the network of DISTREAL for CIFAR-100: 99 convolutions, 288 M MACs."""
+    """Build DISTREAL's network for CIFAR-100: 99 convolutions, 288 M MACs."""
     return densenet_bc(100, classes, growth=growth, channels=channels)

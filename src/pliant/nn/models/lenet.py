@@ -1,14 +1,14 @@
-"""The wide LeNet of AdaSplit: a sequence of five stages that can be cut after any of them.
+"""The wide LeNet of AdaSplit: five stages, with a possible cut after each.
 
 Chopra et al., AdaSplit: Adaptive Trade-offs for Resource-constrained Distributed Deep Learning,
-2021. With a cut after stage s, ``net[:s]`` is the device's part and ``net[s:]`` the server's.
+2021. Cut after stage s, the device runs ``net[:s]`` and the server ``net[s:]``.
 """
 
 from collections import OrderedDict
 
 from torch import nn
 
-from pliant.nn.models.initial import need_positive
+from pliant.nn.models.initialisation import check_positive
 
 
 def lenet(
@@ -19,39 +19,41 @@ def lenet(
     channels: int = 3,
     side: int = 32,
 ) -> nn.Sequential:
-    """Build the LeNet of the paper: 1,536,000 MACs in stage 1 and 9,362,500 in the other four."""
-    need_positive("lenet", {"classes": classes, "channels": channels, "side": side})
-    need_positive("lenet", {"filters[0]": filters[0], "filters[1]": filters[1]})
-    need_positive("lenet", {"hidden[0]": hidden[0], "hidden[1]": hidden[1]})
-    left = _half(_half(side))
+    """Build the paper's LeNet: 1,536,000 MACs in stage 1 and 9,362,500 in the other four."""
+    check_positive("lenet", {"classes": classes, "channels": channels, "side": side})
+    check_positive("lenet", {"filters[0]": filters[0], "filters[1]": filters[1]})
+    check_positive("lenet", {"hidden[0]": hidden[0], "hidden[1]": hidden[1]})
+    final_side = _halve(_halve(side))
     return nn.Sequential(
         OrderedDict(
-            stage1=_convolution(channels, filters[0]),
-            stage2=_convolution(filters[0], filters[1]),
-            stage3=nn.Sequential(nn.Flatten(), *_hidden(filters[1] * left * left, hidden[0])),
-            stage4=nn.Sequential(*_hidden(hidden[0], hidden[1])),
+            stage1=_make_convolution(channels, filters[0]),
+            stage2=_make_convolution(filters[0], filters[1]),
+            stage3=nn.Sequential(
+                nn.Flatten(), *_make_hidden(filters[1] * final_side * final_side, hidden[0])
+            ),
+            stage4=nn.Sequential(*_make_hidden(hidden[0], hidden[1])),
             stage5=nn.Linear(hidden[1], classes),
         )
     )
 
 
 def lenet_small(classes: int = 5, *, channels: int = 3, side: int = 32) -> nn.Sequential:
-    """Build the LeNet with half the filters and half the hidden units."""
+    """Build the LeNet with half the filters and hidden units."""
     return lenet(classes, filters=(10, 25), hidden=(400, 250), channels=channels, side=side)
 
 
-def _convolution(inputs: int, filters: int) -> nn.Sequential:
+def _make_convolution(inputs: int, filters: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(inputs, filters, 5, padding=2),
         nn.ReLU(inplace=True),
-        nn.LocalResponseNorm(4, alpha=0.001 / 9, beta=0.75, k=1.0),  # the authors' code
+        nn.LocalResponseNorm(4, alpha=0.001 / 9, beta=0.75, k=1.0),  # as in the authors' code
         nn.MaxPool2d(3, stride=2, padding=1),
     )
 
 
-def _hidden(inputs: int, units: int) -> tuple[nn.Module, nn.Module]:
+def _make_hidden(inputs: int, units: int) -> tuple[nn.Module, nn.Module]:
     return nn.Linear(inputs, units), nn.ReLU(inplace=True)
 
 
-def _half(side: int) -> int:
+def _halve(side: int) -> int:
     return (side + 1) // 2

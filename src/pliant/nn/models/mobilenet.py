@@ -1,16 +1,15 @@
 """MobileNetV2 for 32x32 images: inverted residuals with depthwise convolutions.
 
 Sandler, Howard, Zhu, Zhmoginov, Chen: MobileNetV2: Inverted Residuals and Linear Bottlenecks, CVPR
-2018. As is usual for small images, the first two halvings are left out, and the activation is a
-plain ReLU.
+2018. As usual for small images, the first two strides are 1. The activation is a plain ReLU.
 """
 
 from torch import Tensor, nn
 
-from pliant.nn.models.initial import draw_he_weights, need_positive
+from pliant.nn.models.initialisation import check_positive, init_he_weights
 
-# expansion, filters, blocks, first stride: table 2 of the paper, but 24 filters come at stride 1
-_ROWS = (
+# expansion, filters, blocks, first stride: table 2, but with stride 1 for 24 filters
+_STAGES = (
     (1, 16, 1, 1),
     (6, 24, 2, 1),
     (6, 32, 3, 2),
@@ -22,15 +21,15 @@ _ROWS = (
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each channel alone, and narrow again, added to the input where shapes agree."""
+    """Expand, convolve depthwise and project, with a shortcut if shapes agree."""
 
     def __init__(self, inputs: int, filters: int, expansion: int, stride: int) -> None:
         super().__init__()
         inner = inputs * expansion
         self.has_shortcut = stride == 1 and inputs == filters
         self.layers = nn.Sequential(
-            *(_convolution(inputs, inner, 1) if expansion != 1 else ()),
-            *_convolution(inner, inner, 3, stride=stride, groups=inner),
+            *(_make_convolution(inputs, inner, 1) if expansion != 1 else ()),
+            *_make_convolution(inner, inner, 3, stride=stride, groups=inner),
             nn.Conv2d(inner, filters, 1, bias=False),
             nn.BatchNorm2d(filters),
         )
@@ -41,39 +40,39 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """Classify images by a chain of inverted residuals, all widths multiplied by ``width``."""
+    """Classify images with inverted residuals, all ``width`` times as wide as in the paper."""
 
     def __init__(self, classes: int, width: float, channels: int) -> None:
         super().__init__()
-        need_positive("mobilenet_v2", {"classes": classes, "width": width, "channels": channels})
-        filters = _multiple_of_eight(32 * width)
-        layers: list[nn.Module] = [*_convolution(channels, filters, 3)]
-        for expansion, base, blocks, stride in _ROWS:
-            inputs, filters = filters, _multiple_of_eight(base * width)
+        check_positive("mobilenet_v2", {"classes": classes, "width": width, "channels": channels})
+        filters = _round_to_eight(32 * width)
+        layers: list[nn.Module] = [*_make_convolution(channels, filters, 3)]
+        for expansion, base, blocks, stride in _STAGES:
+            inputs, filters = filters, _round_to_eight(base * width)
             layers.append(InvertedResidual(inputs, filters, expansion, stride))
             layers += [InvertedResidual(filters, filters, expansion, 1) for _ in range(blocks - 1)]
-        last = _multiple_of_eight(1280 * max(1.0, width))  # never narrowed, as in the paper
-        self.features = nn.Sequential(*layers, *_convolution(filters, last, 1))
+        last = _round_to_eight(1280 * max(1.0, width))  # never narrowed, as in the paper
+        self.features = nn.Sequential(*layers, *_make_convolution(filters, last, 1))
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(last, classes)
-        draw_he_weights(self)
+        init_he_weights(self)
 
     def forward(self, x: Tensor) -> Tensor:  # x: (batch, channel, h, w)
         logits: Tensor = self.classifier(self.pool(self.features(x)).flatten(1))
         return logits
 
 
-def _convolution(
+def _make_convolution(
     inputs: int, filters: int, kernel: int, *, stride: int = 1, groups: int = 1
 ) -> tuple[nn.Module, nn.Module, nn.Module]:
     conv = nn.Conv2d(inputs, filters, kernel, stride, kernel // 2, groups=groups, bias=False)
     return conv, nn.BatchNorm2d(filters), nn.ReLU(inplace=True)
 
 
-def _multiple_of_eight(filters: float) -> int:
-    nearest = max(8, int(filters + 4) // 8 * 8)
-    # rounding down may not cost more than a tenth
-    return nearest if nearest >= 0.9 * filters else nearest + 8
+def _round_to_eight(filters: float) -> int:
+    rounded = max(8, int(filters + 4) // 8 * 8)
+    # rounding down must not lose more than a tenth
+    return rounded if rounded >= 0.9 * filters else rounded + 8
 
 
 def mobilenet_v2(classes: int = 10, *, width: float = 1.0, channels: int = 3) -> MobileNetV2:

@@ -1,17 +1,17 @@
 """Residual networks for 32x32 images: ResNet-20 and ResNet-18, with projection shortcuts.
 
-He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016. ResNet-18 has the
-usual stem for small images: one 3x3 convolution, no pooling.
+He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016. The stem is the usual
+one for small images: a 3x3 convolution without pooling.
 """
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pliant.nn.models.initial import draw_he_weights, need_positive
+from pliant.nn.models.initialisation import check_positive, init_he_weights
 
 
 class BasicBlock(nn.Module):
-    """Add two 3x3 convolutions to their input, which is projected where its shape changes."""
+    """Add two 3x3 convolutions to the input, projected if its shape changes."""
 
     def __init__(self, inputs: int, filters: int, stride: int) -> None:
         super().__init__()
@@ -32,24 +32,24 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Classify images by stages of residual blocks, each twice as wide and half as large."""
+    """Classify images with stages of residual blocks, each twice as wide at half the size."""
 
     def __init__(self, blocks: tuple[int, ...], width: int, classes: int, channels: int) -> None:
         super().__init__()
-        need_positive("resnet", {"width": width, "classes": classes, "channels": channels})
+        check_positive("resnet", {"width": width, "classes": classes, "channels": channels})
         self.stem = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1, bias=False),
             nn.BatchNorm2d(width),
             nn.ReLU(inplace=True),
         )
-        stages = [_stage(width, width, blocks[0], stride=1)]
+        stages = [_make_stage(width, width, blocks[0], stride=1)]
         for count in blocks[1:]:
-            stages.append(_stage(width, 2 * width, count, stride=2))
+            stages.append(_make_stage(width, 2 * width, count, stride=2))
             width *= 2
         self.stages = nn.Sequential(*stages)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(width, classes)
-        draw_he_weights(self)
+        init_he_weights(self)
 
     def forward(self, x: Tensor) -> Tensor:  # x: (batch, channel, h, w)
         features = self.stages(self.stem(x))
@@ -57,7 +57,7 @@ class ResNet(nn.Module):
         return logits
 
 
-def _stage(inputs: int, filters: int, count: int, *, stride: int) -> nn.Sequential:
+def _make_stage(inputs: int, filters: int, count: int, *, stride: int) -> nn.Sequential:
     rest = (BasicBlock(filters, filters, 1) for _ in range(count - 1))
     return nn.Sequential(BasicBlock(inputs, filters, stride), *rest)
 

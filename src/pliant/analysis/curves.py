@@ -1,0 +1,150 @@
+"""Draw accuracy against rounds, seconds, MACs and bytes, with the spread over seeds."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pliant.analysis.comparability import get_method_kind, group_comparable
+from pliant.analysis.history import Floats, GroupHistory, RunHistory
+from pliant.analysis.style import (
+    ReportFigure,
+    format_percent,
+    format_short,
+    get_line_style,
+    make_figure,
+)
+from pliant.extras import require
+
+AXES = {
+    "rounds": ("rounds", "rounds"),
+    "seconds": ("seconds", "seconds"),
+    "macs": ("MACs spent by all devices", "MACs"),
+    "bytes": ("bytes sent, up and down", "bytes"),
+}
+MAX_POINTS = 200  # per curve: more than a figure can show
+
+
+@dataclass(frozen=True, eq=False)
+class LearningCurve:
+    """The mean over seeds and its standard deviation."""
+
+    label: str
+    x: Floats
+    mean: Floats
+    std: Floats
+    seeds: int
+
+
+_NumberedCurve = tuple[int, str, LearningCurve]  # with its index in the report and its kind
+
+
+def compute_learning_curve(
+    group_history: GroupHistory, axis: str, metric: str = "accuracy"
+) -> LearningCurve | None:
+    """Return a group's curve over the range that all its seeds cover; None without evaluations."""
+    curves = [_select_points(history, axis, metric) for history in group_history.histories]
+    curves = [(x, y) for x, y in curves if len(x)]
+    if not curves:
+        return None
+    low, high = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    grid = np.unique(np.concatenate([x for x, _ in curves]))
+    grid = grid[(grid >= low) & (grid <= high)]
+    if not len(grid):  # the seeds do not overlap yet
+        return None
+    if len(grid) > MAX_POINTS:
+        grid = grid[np.unique(np.linspace(0, len(grid) - 1, MAX_POINTS).astype(int))]
+    values = np.stack([np.interp(grid, x, y) for x, y in curves])
+    std = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(grid))
+    return LearningCurve(group_history.label, grid, values.mean(axis=0), std, len(values))
+
+
+def _select_points(history: RunHistory, axis: str, metric: str) -> tuple[Floats, Floats]:
+    x, y = history.axis(axis), history[metric]
+    is_known = np.isfinite(y) & np.isfinite(x)
+    return x[is_known], y[is_known]
+
+
+def draw_learning_curves(group_histories: list[GroupHistory], axis: str) -> ReportFigure | None:
+    """Draw accuracy against one axis; None where nothing was evaluated.
+
+    Groups that cannot be compared have separate panels.
+    """
+    panels: list[tuple[str, list[_NumberedCurve]]] = []
+    for groups in group_comparable(group_histories):
+        curves = []
+        for index, history in groups.members:
+            curve = compute_learning_curve(history, axis)
+            if curve is not None:
+                curves.append((index, get_method_kind(history), curve))
+        if curves:
+            panels.append((groups.name, curves))
+    if not panels:
+        return None
+    label, unit = AXES[axis]
+    heights = [max(3.4, 0.24 * len(curves) + 1.0) for _, curves in panels]
+    figure, all_axes = make_figure(sum(heights), heights)
+    rows: list[tuple[object, ...]] = []
+    for axes, (name, curves) in zip(np.atleast_1d(all_axes), panels, strict=True):
+        axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
+        rows += _draw_panel(axes, axis, curves)
+    last_values = "; ".join(
+        f"{curve.label}: {format_percent(curve.mean[-1])} after {format_short(curve.x[-1])} {unit}"
+        for _, curves in panels
+        for _, _, curve in curves
+    )
+    note = " Federated and split methods used different data and have separate panels."
+    return ReportFigure(
+        f"accuracy-{axis}",
+        f"Accuracy against {label}",
+        f"Line chart of test accuracy against {label}, mean over seeds with one standard "
+        f"deviation on either side.{note if len(panels) > 1 else ''} {last_values}.",
+        figure,
+        ("group", unit, "accuracy", "standard deviation", "seeds"),
+        rows,
+    )
+
+
+def _draw_panel(axes: Any, axis: str, curves: list[_NumberedCurve]) -> list[tuple[object, ...]]:
+    """Draw comparable curves and return their numbers."""
+    rows: list[tuple[object, ...]] = []
+    kinds = dict.fromkeys(kind for _, kind, _ in curves)
+    entries: list[tuple[Any, str]] = []
+    for heading in kinds:
+        if len(kinds) > 1:
+            (blank,) = axes.plot([], [], linestyle="none")
+            entries.append((blank, heading))
+        for index, kind, curve in curves:
+            if kind != heading:
+                continue
+            every = max(1, len(curve.x) // 8)
+            style = get_line_style(index) | {"markevery": (index % min(3, every), every)}
+            (line,) = axes.plot(curve.x, curve.mean, **style)
+            entries.append((line, curve.label))
+            if curve.seeds > 1:
+                low, high = curve.mean - curve.std, curve.mean + curve.std
+                axes.fill_between(curve.x, low, high, color=style["color"], alpha=0.13, linewidth=0)
+            for values in zip(curve.x, curve.mean, curve.std, strict=True):
+                rounded = (float(f"{value:.6g}") for value in values)
+                rows.append((curve.label, *rounded, curve.seeds))
+    _format_axes(axes, axis)
+    legend = axes.legend(
+        *zip(*entries, strict=True), loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8.5,
+        handlelength=4.0, frameon=False,
+    )  # fmt: skip
+    for text in legend.get_texts():
+        if text.get_text() in kinds and len(kinds) > 1:
+            text.set_fontweight("bold")
+    return rows
+
+
+def _format_axes(axes: Any, axis: str) -> None:
+    tickers = require("matplotlib.ticker", "report")
+    axes.set_xlabel(AXES[axis][0])
+    axes.set_ylabel("test accuracy")
+    axes.yaxis.set_major_formatter(tickers.PercentFormatter(1.0))
+    if axis != "seconds":
+        axes.xaxis.set_major_formatter(tickers.EngFormatter(sep=" "))
+    if axis == "rounds":
+        axes.xaxis.set_major_locator(tickers.MaxNLocator(integer=True))
+        axes.xaxis.set_major_formatter(tickers.ScalarFormatter())

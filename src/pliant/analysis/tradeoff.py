@@ -1,0 +1,194 @@
+"""Draw the trade-off between accuracy, traffic and client compute."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pliant.analysis.comparability import SPLIT, ComparableGroups, get_method_kind
+from pliant.analysis.history import Floats, GroupHistory
+from pliant.analysis.labels import place_labels
+from pliant.analysis.style import (
+    TEXT_COLOUR,
+    ReportFigure,
+    format_percent,
+    format_quantity,
+    make_figure,
+)
+from pliant.extras import require
+
+MAX_AREA = 620.0  # points², for the group with the most MACs
+LOG_SCALE_RATIO = 20.0  # a wider range of traffic gets a logarithmic axis
+FILL_COLOUR, EDGE_COLOUR, PALE_COLOUR = "#9ecae1", "#0b3c5d", "#66717d"
+
+
+@dataclass(frozen=True)
+class TradeoffPoint:
+    """One group: means over its seeds, with standard deviations."""
+
+    label: str
+    is_split: bool
+    accuracy: tuple[float, float]
+    traffic: tuple[float, float]  # bytes, up and down
+    macs: tuple[float, float]  # of all clients
+    seeds: int
+    is_pareto_optimal: bool = False  # no other group is at least as good in all three
+
+
+def compute_tradeoff_points(group_histories: Sequence[GroupHistory]) -> list[TradeoffPoint]:
+    """Return one point per group that has an evaluation."""
+    points = []
+    for group in group_histories:
+        scored = [(h, h.final_accuracy) for h in group.histories if h.final_accuracy is not None]
+        if not scored:
+            continue
+        accuracy = _compute_mean_and_std([accuracy for _, accuracy in scored])
+        traffic = _compute_mean_and_std([h.total("down") + h.total("up") for h, _ in scored])
+        macs = _compute_mean_and_std([h.total("macs") for h, _ in scored])
+        is_split = get_method_kind(group) == SPLIT
+        points.append(TradeoffPoint(group.label, is_split, accuracy, traffic, macs, len(scored)))
+    optimal = find_undominated(
+        np.array([[-point.accuracy[0], point.traffic[0], point.macs[0]] for point in points])
+    )
+    return [
+        replace(point, is_pareto_optimal=bool(is_optimal))
+        for point, is_optimal in zip(points, optimal, strict=True)
+    ]
+
+
+def _compute_mean_and_std(values: list[float]) -> tuple[float, float]:
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def find_undominated(costs: Floats) -> list[bool]:
+    """Return for each row whether no other is as low everywhere and lower somewhere."""
+    return [
+        not any(bool((other <= row).all() and (other < row).any()) for other in costs)
+        for row in costs
+    ]
+
+
+def draw_tradeoff(groups: ComparableGroups) -> ReportFigure | None:
+    """Draw accuracy against traffic, one bubble per group; None where nothing was sent."""
+    points = compute_tradeoff_points(groups.group_histories)
+    if len(points) < 2 or not any(point.traffic[0] for point in points):
+        return None
+    figure, axes = make_figure(max(4.6, 0.2 * len(points) + 1.6))
+    max_macs = max(point.macs[0] for point in points) or 1.0
+    scale = MAX_AREA * min(1.0, 12 / len(points))
+
+    def get_area(macs: float) -> float:
+        return scale * macs / max_macs
+
+    unit, name = (1e9, "GB") if max(point.traffic[0] for point in points) >= 1e9 else (1e6, "MB")
+    for point in points:
+        _draw_bubble(axes, point, get_area(point.macs[0]), unit)
+    _format_axes(axes, points, name)
+    _draw_legend(figure, axes, points, get_area, max_macs)
+    markers = [
+        (point.traffic[0] / unit, point.accuracy[0], float(np.sqrt(get_area(point.macs[0]))))
+        for point in points
+    ]
+    labels = [(point.label, "bold" if point.is_pareto_optimal else "normal") for point in points]
+    place_labels(figure, axes, markers, labels)
+    optimal = ", ".join(point.label for point in points if point.is_pareto_optimal)
+    values = "; ".join(
+        f"{point.label}: {format_percent(point.accuracy[0])} for "
+        f"{format_quantity(point.traffic[0], 'B')} and {format_quantity(point.macs[0], 'MACs')}"
+        for point in points
+    )
+    return ReportFigure(
+        f"trade-off{'-' + groups.name.split()[0] if groups.name else ''}",
+        "Accuracy against traffic and compute" + (f": {groups.name}" if groups.name else ""),
+        "Bubble chart of the last accuracy against bytes sent up and down, means over seeds "
+        "with one standard deviation; the area of a bubble is the compute of the clients. "
+        f"Pareto-optimal in all three (no other group is at least as good in each): {optimal}. "
+        f"{values}.",
+        figure,
+        (
+            "group", "accuracy", "standard deviation", "GB", "standard deviation of GB",
+            "client GMACs", "seeds", "Pareto-optimal",
+        ),
+        [_format_row(point) for point in points],
+    )  # fmt: skip
+
+
+def _format_row(point: TradeoffPoint) -> tuple[object, ...]:
+    numbers = (*point.accuracy, point.traffic[0] / 1e9, point.traffic[1] / 1e9, point.macs[0] / 1e9)
+    rounded = (float(f"{number:.6g}") for number in numbers)
+    return (point.label, *rounded, point.seeds, "yes" if point.is_pareto_optimal else "no")
+
+
+def _draw_bubble(axes: Any, point: TradeoffPoint, area: float, unit: float) -> None:
+    x, y = point.traffic[0] / unit, point.accuracy[0]
+    if point.seeds > 1:
+        axes.errorbar(
+            x, y, xerr=point.traffic[1] / unit, yerr=point.accuracy[1], fmt="none",
+            ecolor=PALE_COLOUR, elinewidth=0.9, capsize=2.5, zorder=2,
+        )  # fmt: skip
+    axes.scatter([x], [y], **_get_bubble_style(point, area))
+    axes.scatter([x], [y], s=4, color=TEXT_COLOUR, zorder=4)  # visible even if the bubble is tiny
+
+
+def _get_bubble_style(point: TradeoffPoint, area: float) -> dict[str, Any]:
+    """Return the style of a bubble: filled if Pareto-optimal, square if federated."""
+    # matplotlib expects the area of the box around a marker
+    box = area if not point.is_split else area * 4 / np.pi
+    style = {"marker": "o" if point.is_split else "s", "s": box, "zorder": 3}
+    if point.is_pareto_optimal:
+        return style | {
+            "facecolor": FILL_COLOUR,
+            "edgecolor": EDGE_COLOUR,
+            "linewidth": 1.8,
+            "alpha": 0.85,
+        }
+    return style | {
+        "facecolor": "none", "edgecolor": PALE_COLOUR, "linewidth": 1.1, "linestyle": (0, (3, 2)),
+    }  # fmt: skip
+
+
+def _format_axes(axes: Any, points: list[TradeoffPoint], unit: str) -> None:
+    tickers = require("matplotlib.ticker", "report")
+    traffic = [point.traffic[0] for point in points]
+    is_wide = min(traffic) > 0 and max(traffic) / min(traffic) > LOG_SCALE_RATIO
+    if is_wide:
+        axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(tickers.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.margins(x=0.14, y=0.14)
+    axes.set_xlabel(f"{unit} sent, up and down" + (" (logarithmic)" if is_wide else ""))
+    axes.set_ylabel("last test accuracy")
+    axes.yaxis.set_major_formatter(tickers.PercentFormatter(1.0))
+
+
+def _draw_legend(
+    figure: Any,
+    axes: Any,
+    points: list[TradeoffPoint],
+    get_area: Callable[[float], float],
+    max_macs: float,
+) -> None:
+    """Explain fill, shape and area below the axes."""
+    zero = (0.0, 0.0)
+    kinds = sorted({point.is_split for point in points})
+
+    def make_handle(is_split: bool, is_optimal: bool, size: float, label: str) -> Any:
+        point = TradeoffPoint(label, is_split, zero, zero, zero, 1, is_optimal)
+        return axes.scatter([], [], label=label, **_get_bubble_style(point, size))
+
+    is_split = kinds[-1]
+    handles = [
+        make_handle(is_split, True, 60, "Pareto-optimal (name in bold)"),
+        make_handle(is_split, False, 60, "another is better or equal in all"),
+    ]
+    if len(kinds) > 1:
+        handles.append(make_handle(True, False, 60, "split"))
+        handles.append(make_handle(False, False, 60, "federated"))
+    handles += [
+        make_handle(is_split, False, get_area(macs), format_quantity(macs, "MACs") + " of clients")
+        for macs in (max_macs / 4, max_macs)
+    ]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=3, fontsize=8.5, frameon=False,
+        borderpad=0.8, labelspacing=1.3, handletextpad=1.0, columnspacing=2.2,
+    )  # fmt: skip

@@ -1,0 +1,220 @@
+"""`pliant bench elastic`: time training steps at several rates against plain networks.
+
+The lower limit is the same step on a plain network built with exactly the kept shapes.
+"""
+
+import copy
+import resource
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pliant.bench.timing import time_interleaved
+from pliant.nn.elastic import Elastic, elastic
+from pliant.nn.models import INPUT_SHAPES, MODELS
+from pliant.nn.optimisers import Sgd
+from pliant.nn.subnet import Sampling, Subnet
+from pliant.nn.trainer import SubnetTrainer
+from pliant.params import get_params
+from pliant.rng import rng_stream
+from pliant.value import Value
+
+BATCH = 32
+
+
+class ElasticTimes(Value, frozen=True):
+    """The step times of one network, and their ratios."""
+
+    network: str
+    macs: float
+    milliseconds: dict[str, float]
+    ratios: dict[str, float]
+
+
+def measure(name: str, seconds: float) -> ElasticTimes:
+    """Time one bundled network."""
+    torch.set_num_threads(1)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = MODELS[name]()
+        x = torch.randn(BATCH, *INPUT_SHAPES[name])
+    elastic_net = elastic(net, x[:1])
+    steps = _make_steps(net, elastic_net, x)
+    times = time_interleaved(steps, seconds=seconds, clock=time.process_time)
+    ratios = _compute_ratios(times) | {
+        "MACs at .5 / plain": elastic_net.macs(0.5) / elastic_net.macs(0.0)
+    }
+    milliseconds = {key: 1e3 * value for key, value in times.items()}
+    return ElasticTimes(name, elastic_net.macs(0.0), milliseconds, ratios)
+
+
+def _make_steps(net: nn.Module, elastic_net: Elastic, x: Tensor) -> dict[str, Callable[[], object]]:
+    narrow = build_same_shape(net, elastic_net, sample_half(elastic_net, 0))
+    last = x.contiguous(memory_format=torch.channels_last)
+    labels = torch.arange(BATCH) % 2
+
+    def train(sample: Callable[[int], Subnet]) -> Callable[[], object]:
+        trainer = SubnetTrainer(elastic_net, get_params(net), Sgd(lr=0.01))
+        return make_elastic_step(trainer, sample, x, labels)
+
+    return {
+        "plain": make_plain_step(net, x, labels),
+        "plain, channels last": make_plain_step(copy.deepcopy(net), last, labels),
+        "elastic at 0": train(lambda step: elastic_net.full),
+        "elastic at .25": train(make_quarter_sampler(elastic_net)),
+        "elastic at .5": train(lambda step: sample_half(elastic_net, step)),
+        "elastic at .5, coins": train(make_bernoulli_sampler(elastic_net)),
+        "elastic at mixed rates, coins": train(make_mixed_sampler(elastic_net, "bernoulli")),
+        "elastic at mixed rates, blocks": train(make_mixed_sampler(elastic_net, "blocks")),
+        "same shape": make_plain_step(narrow, x, labels),
+        "same shape, channels last": make_plain_step(copy.deepcopy(narrow), last, labels),
+        "drawing and switching": make_switch_step(
+            SubnetTrainer(elastic_net, get_params(net), Sgd(lr=0.01))
+        ),
+    }
+
+
+def _compute_ratios(times: dict[str, float]) -> dict[str, float]:
+    half, plain, switch = times["elastic at .5"], times["plain"], times["drawing and switching"]
+    mixed = "elastic at mixed rates"
+    return {
+        "elastic at 0 / plain": times["elastic at 0"] / plain,
+        "elastic at .25 / plain": times["elastic at .25"] / plain,
+        "elastic at .5 / plain": half / plain,
+        "elastic at .5, coins / plain": times["elastic at .5, coins"] / plain,
+        "mixed rates, blocks / coins": times[f"{mixed}, blocks"] / times[f"{mixed}, coins"],
+        "elastic at .5 / same shape": half / times["same shape"],
+        "elastic at .5 / same shape, channels last": half / times["same shape, channels last"],
+        "elastic at 0 / plain, channels last": times["elastic at 0"]
+        / times["plain, channels last"],
+        "drawing and switching / step at .5": switch / half,
+        "drawing and switching / plain": switch / plain,
+    }
+
+
+def sample_half(elastic_net: Elastic, step: int) -> Subnet:
+    """Sample half of each site: new filters each step, but always the same number."""
+    return elastic_net.draw(0.5, rng_stream(0, "bench", step), "rounded")
+
+
+def make_quarter_sampler(elastic_net: Elastic) -> Callable[[int], Subnet]:
+    """Return a sampler that drops a quarter of each site."""
+    return lambda step: elastic_net.draw(0.25, rng_stream(0, "bench", step), "rounded")
+
+
+def make_bernoulli_sampler(elastic_net: Elastic) -> Callable[[int], Subnet]:
+    """Return the paper's sampler, whose shapes change from step to step."""
+    return lambda step: elastic_net.draw(0.5, rng_stream(0, "bench", step))
+
+
+def make_mixed_sampler(elastic_net: Elastic, sampling: Sampling) -> Callable[[int], Subnet]:
+    """Return a sampler that cycles through sixteen rate vectors, like an adapting device."""
+    vectors = rng_stream(0, "vectors").uniform(0, 0.5, (16, len(elastic_net.sites)))
+    return lambda step: elastic_net.draw(vectors[step % 16], rng_stream(0, "bench", step), sampling)
+
+
+def make_plain_step(net: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], object]:
+    """Return a step of ordinary PyTorch training."""
+    net.train()
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimiser.zero_grad()
+        loss: Any = F.cross_entropy(net(x), labels)
+        loss.backward()
+        optimiser.step()
+
+    return step
+
+
+def make_elastic_step(
+    trainer: SubnetTrainer, sample: Callable[[int], Subnet], x: Tensor, labels: Tensor
+) -> Callable[[], object]:
+    """Return a step that trains a new subnet each time."""
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        trainer.switch(sample(count))
+        trainer.step(x, lambda output: F.cross_entropy(output, labels))
+
+    return step
+
+
+def make_switch_step(trainer: SubnetTrainer) -> Callable[[], object]:
+    """Return a step that only switches the subnet."""
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        trainer.switch(sample_half(trainer.elastic, count))
+
+    return step
+
+
+def build_same_shape(net: nn.Module, elastic_net: Elastic, subnet: Subnet) -> nn.Module:
+    """Build a plain network with exactly the shapes that a subnet keeps."""
+    small = elastic_net.take(get_params(net), subnet)
+    narrow = copy.deepcopy(net)
+    for path, module in narrow.named_modules():
+        prefix = f"{path}." if path else ""
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(small.get(prefix + name, parameter).clone()))
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module.register_buffer(name, small.get(prefix + name, buffer).clone())
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            depthwise = module.groups > 1
+            module.out_channels = module.weight.shape[0]
+            module.in_channels = module.weight.shape[0 if depthwise else 1]
+            module.groups = module.in_channels if depthwise else 1
+        elif isinstance(module, nn.Linear):
+            module.out_features, module.in_features = module.weight.shape
+        elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            module.num_features = module.weight.shape[0]
+    return narrow
+
+
+def measure_peak_memory(name: str) -> dict[str, float]:
+    """Return the peak memory in MB that a step adds, plain and elastic at .5."""
+    context = get_context("spawn")
+    peaks = {}
+    for kind in ("start", "plain", "elastic"):
+        parent, child = context.Pipe()
+        process = context.Process(target=_send_peak_memory, args=(name, kind, child))
+        process.start()
+        peaks[kind] = float(parent.recv())
+        process.join()
+    return {kind: peaks[kind] - peaks["start"] for kind in ("plain", "elastic")}
+
+
+def _send_peak_memory(name: str, kind: str, connection: Any) -> None:
+    torch.set_num_threads(1)
+    net = MODELS[name]()
+    x = torch.randn(4 * BATCH, *INPUT_SHAPES[name])
+    labels = torch.arange(len(x)) % 2
+    elastic_net = elastic(net, x[:1])
+    trainer = SubnetTrainer(elastic_net, get_params(net), Sgd(lr=0.01))
+    if kind == "plain":
+        make_plain_step(net, x, labels)()
+    elif kind == "elastic":
+        make_elastic_step(trainer, lambda step: sample_half(elastic_net, step), x, labels)()
+    connection.send(_read_peak_memory())
+
+
+def _read_peak_memory() -> float:
+    """Return the peak memory of this process in MB."""
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would include the parent's peak before the fork
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        return float(lines["VmHWM"].split()[0]) / 2**10
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit

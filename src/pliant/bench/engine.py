@@ -1,0 +1,290 @@
+"""`pliant bench engine`: measure the overhead of the engine."""
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import nn
+
+from pliant.bench.bare import BATCH, LR, BareLoop
+from pliant.bench.timing import time_interleaved
+from pliant.data import FederatedData, Iid, ImageDataset
+from pliant.data.federated import TrainTestData
+from pliant.devices import FULL_NETWORK, BudgetPolicy, ChangingTrace, CostRows, Fleet, PerBatch
+from pliant.engine.evaluation import Evaluation
+from pliant.engine.ledger import RoundRecord
+from pliant.engine.simulate import RunSettings, simulate
+from pliant.engine.timetable import build_timetable, make_tasks
+from pliant.methods import FedAvg, LocalTraining
+from pliant.methods.base import Method, ServerState, Step, Task, TaskKey, Update
+from pliant.nn.elastic import Elastic
+from pliant.nn.models import digits_cnn, femnist_cnn
+from pliant.nn.optimisers import Sgd
+from pliant.nn.subnet import Subnet
+from pliant.value import Value
+from pliant.workers.pool import AnyWorkers, InlineWorkers, ProcessWorkers, count_cores
+
+PER_ROUND = 10
+
+
+class EngineMeasurement(Value, frozen=True):
+    """A number and the limit that it must not exceed."""
+
+    name: str
+    value: float
+    unit: str = ""
+    limit: float | None = None  # None: only for comparison
+
+    @property
+    def is_met(self) -> bool:
+        """Return whether the value is within its limit."""
+        return self.limit is None or self.value <= self.limit
+
+
+class NoTraining(Value, frozen=True):
+    """A method that trains nothing, so that only the engine takes time."""
+
+    local: LocalTraining = LocalTraining()
+
+    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
+        return FULL_NETWORK
+
+    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
+        return net.full
+
+    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
+        return None
+
+    def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
+        delta = {name: torch.zeros_like(tensor) for name, tensor in task.params.items()}
+        device, steps_done = task.key.device, ((net.full, 1),)
+        return Update(
+            device, delta, 1, 1, 1.0, 0.0, num_samples=task.num_samples, subnet_steps=steps_done
+        )
+
+    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+        return state
+
+
+def make_tiny() -> tuple[nn.Module, FederatedData]:
+    """Make a minimal network, and five mini-batches on each of 100 devices."""
+    head = (nn.ReLU(), nn.MaxPool2d(8), nn.Flatten(), nn.Linear(72, 10))
+    return nn.Sequential(nn.Conv2d(1, 8, 5), *head), _make_random_data(160, 1, 28)
+
+
+def make_digits_like(samples: int = 160, hidden: int = 128) -> tuple[nn.Module, FederatedData]:
+    """Make the network for the digits, and random images on 100 devices."""
+    return digits_cnn(hidden=hidden), _make_random_data(samples, 1, 28)
+
+
+def make_cifar_like() -> tuple[nn.Module, FederatedData]:
+    """Make two convolutions and two linear layers, and 500 random images on each of 100 devices."""
+    return femnist_cnn(10, channels=3, side=32), _make_random_data(500, 3, 32)
+
+
+def _make_random_data(samples: int, channels: int, side: int) -> FederatedData:
+    generator = torch.Generator().manual_seed(0)
+
+    def make_images(count: int) -> ImageDataset:
+        shape = (count, channels, side, side)
+        pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        return ImageDataset.from_tensors(pixels, torch.arange(count) % 10)
+
+    return TrainTestData(make_images(100 * samples + 10), make_images(100)).share(
+        Iid(), 100, proxy=10
+    )
+
+
+UNLIMITED_ROUNDS = 10**9  # the caller stops the run
+EVALUATE_AT_END = Evaluation(every=UNLIMITED_ROUNDS)
+
+
+def run_rounds(
+    method: Method,
+    make: Callable[[], tuple[nn.Module, FederatedData]],
+    *,
+    rounds: int = UNLIMITED_ROUNDS,
+    size: int = 100,
+    folder: Path | None = None,
+    workers: AnyWorkers | None = None,
+    evaluation: Evaluation = EVALUATE_AT_END,
+) -> Generator[RoundRecord, None, None]:
+    """Run with the default settings, but evaluate only at the end."""
+    net, data = make()
+    yield from simulate(
+        method,
+        net,
+        data,
+        Fleet(size=size),
+        settings=RunSettings(rounds=rounds, per_round=PER_ROUND, evaluation=evaluation),
+        workers=workers or InlineWorkers(),
+        folder=folder,
+        make_inputs=make,
+    )
+
+
+def measure() -> Iterator[EngineMeasurement]:
+    """Run all measurements."""
+    torch.set_num_threads(1)
+    yield from measure_empty_rounds()
+    yield from measure_training()
+    yield from measure_start_up()
+    yield from measure_fleet_sizes()
+    yield from measure_memory_growth()
+    yield from measure_timetable()
+
+
+def measure_empty_rounds(seconds: float = 6.0) -> Iterator[EngineMeasurement]:
+    """Time rounds of a method that trains nothing, with more work in each row."""
+    start = partial(run_rounds, NoTraining())
+    with tempfile.TemporaryDirectory() as name:
+        kinds = {
+            "tiny": start(make_tiny),
+            "on disk": start(make_tiny, folder=Path(name, "run")),
+            "evaluated": start(make_tiny, folder=Path(name, "evaluated"), evaluation=Evaluation()),
+            "digits": start(make_digits_like),
+        }
+        times = _time_rounds(kinds, seconds)
+    yield EngineMeasurement(
+        "round of 10 devices that train nothing", 1e3 * times["tiny"], "ms", 5.0
+    )
+    yield EngineMeasurement(
+        "  records and checkpoints on disk too", 1e3 * times["on disk"], "ms", 5.0
+    )
+    yield EngineMeasurement("  evaluated on 100 images too", 1e3 * times["evaluated"], "ms")
+    yield EngineMeasurement(
+        "  with the digits' network, sent to and fro", 1e3 * times["digits"], "ms"
+    )
+
+
+def measure_training(seconds: float = 20.0) -> Iterator[EngineMeasurement]:
+    """Time FedAvg against a bare PyTorch loop with as many worker processes."""
+    count = count_cores()
+    records = run_rounds(
+        FedAvg(LocalTraining(Sgd(lr=LR), BATCH)), make_cifar_like, workers=ProcessWorkers(count)
+    )
+    with BareLoop(make_cifar_like, count) as bare, closing(records):
+        times = time_interleaved(
+            {
+                "engine": partial(next, records),
+                "bare": partial(bare.run_round, PER_ROUND, channels_last=False),
+                "bare, last": partial(bare.run_round, PER_ROUND, channels_last=True),
+            },
+            seconds=seconds,
+        )
+    yield EngineMeasurement(
+        "FedAvg, 10 of 100 devices with 500 images: a round", times["engine"], "s"
+    )
+    yield EngineMeasurement("  bare PyTorch loop", times["bare"], "s")
+    yield EngineMeasurement("  engine / bare loop", times["engine"] / times["bare"], "", 1.05)
+    yield EngineMeasurement(
+        "  engine / bare loop in channels-last", times["engine"] / times["bare, last"]
+    )
+
+
+def measure_start_up() -> Iterator[EngineMeasurement]:
+    """Time the first round in a process that has only imported pliant."""
+    yield EngineMeasurement(
+        "start-up after imports, inline",
+        _run_in_process(_time_first_round, InlineWorkers()),
+        "s",
+        3.0,
+    )
+    yield EngineMeasurement(
+        "start-up with worker processes, their imports too",
+        _run_in_process(_time_first_round, ProcessWorkers()),
+        "s",
+    )
+
+
+def measure_fleet_sizes(seconds: float = 4.0) -> Iterator[EngineMeasurement]:
+    """Compare fleets of a million and a thousand devices."""
+    sizes = (1_000, 1_000_000)
+    times = _time_rounds(
+        {str(size): run_rounds(NoTraining(), make_tiny, size=size) for size in sizes}, seconds
+    )
+    memory = [_run_in_process(_measure_memory, size) for size in sizes]
+    yield EngineMeasurement(
+        "1,000,000 / 1,000 devices, time", times["1000000"] / times["1000"], "", 1.1
+    )
+    yield EngineMeasurement("1,000,000 / 1,000 devices, memory", memory[1] / memory[0], "", 1.1)
+
+
+def measure_memory_growth() -> Iterator[EngineMeasurement]:
+    """Measure the growth of memory over a thousand rounds of training."""
+    yield EngineMeasurement(
+        "memory at round 1,000 / round 50", _run_in_process(_measure_growth, 1000), "", 1.05
+    )
+
+
+def measure_timetable(seconds: float = 2.0) -> Iterator[EngineMeasurement]:
+    """Time the timetable of a large round."""
+    fleet = Fleet(size=10_000, speed=ChangingTrace(per_round=4.0))
+    policy = PerBatch(CostRows(tuple(np.linspace(0.1, 1.0, 64).tolist())))
+    tasks = make_tasks(np.arange(10_000), num_batches=16, full_macs=10.0)
+    times = time_interleaved(
+        {"table": lambda: build_timetable(fleet, policy, tasks)}, seconds=seconds
+    )
+    yield EngineMeasurement(
+        "timetable of 10,000 devices x 16 mini-batches", times["table"], "s", 1.0
+    )
+
+
+def _time_rounds(
+    runs: Mapping[str, Generator[RoundRecord, None, None]], seconds: float
+) -> dict[str, float]:
+    """Return the median seconds per round of each kind of run."""
+    with ExitStack() as stack:
+        steps = {kind: partial(next, stack.enter_context(closing(runs[kind]))) for kind in runs}
+        return time_interleaved(steps, seconds=seconds)
+
+
+def _run_in_process(function: Callable[[Any], float], argument: object) -> float:
+    """Call a function in a new process."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, argument).result()
+
+
+def _time_first_round(workers: AnyWorkers) -> float:
+    # The imports of this module are done: only start-up remains.
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    with closing(run_rounds(NoTraining(), make_digits_like, workers=workers)) as records:
+        next(records)
+        return time.perf_counter() - start
+
+
+def _measure_memory(size: int) -> float:
+    torch.set_num_threads(1)
+    for _ in run_rounds(NoTraining(), make_tiny, rounds=100, size=size):
+        pass
+    return float(psutil.Process().memory_info().rss)
+
+
+def _measure_growth(rounds: int) -> float:
+    torch.set_num_threads(1)
+    sizes = {}
+    method = FedAvg(LocalTraining(Sgd(lr=0.01), BATCH))
+    with tempfile.TemporaryDirectory() as name:
+        records = run_rounds(
+            method,
+            partial(make_digits_like, 16),
+            rounds=rounds,
+            size=10_000,
+            folder=Path(name, "run"),
+        )
+        for record in records:
+            if record.round + 1 in (50, rounds):
+                gc.collect()
+                sizes[record.round + 1] = psutil.Process().memory_info().rss
+    return float(sizes[rounds] / sizes[50])

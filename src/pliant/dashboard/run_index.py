@@ -1,0 +1,183 @@
+"""Index the runs below a folder, and summarise each from its config and the end of its records.
+
+A browser names a run as the index found it: no path is ever made from a request, and symbolic links
+are not followed.
+"""
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pliant.dashboard.run_view import RunView, round_decoder
+from pliant.dashboard.search_view import SearchView
+from pliant.dashboard.tail import read_range
+from pliant.storage import run_dir
+
+EVENTS = "events.jsonl"
+TRIALS = "trials.jsonl"  # of a search
+TAIL_BYTES = 1 << 16  # at a file's end, read for its summary
+MAX_CONFIG_BYTES = 1 << 23
+MAX_VIEWS = 48  # runs whose rounds are held in memory
+ROUND_PREFIX = b'{"type":"round"'
+
+
+class RunSummary(msgspec.Struct, frozen=True):
+    """One line of the list of runs."""
+
+    id: str
+    name: str
+    method: str = ""
+    about: str = ""  # network, data, seed
+    rounds: int = 0  # in the config
+    done: int = 0
+    seconds: float = 0.0
+    accuracy: float | None = None
+    changed: float = 0.0  # when its records were last written
+    is_search: bool = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether all its rounds are done."""
+        return 0 < self.rounds <= self.done
+
+
+class RunIndex:
+    """The runs of a folder with their summaries; `version` rises with every change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self.version = 0
+        self._config_summaries: dict[str, RunSummary] = {}
+        self._entries: dict[str, tuple[int, RunSummary, tuple[int, int]]] = {}
+        self._views: OrderedDict[str, RunView | SearchView] = OrderedDict()
+
+    def scan(self, *, full: bool = True) -> None:
+        """Update the summaries of all runs, or only of those that were not finished."""
+        if full:
+            names = {
+                path.relative_to(self.folder).as_posix()
+                for path in run_dir.find_run_dirs(self.folder)
+            }
+            for name in self._entries.keys() - names:
+                del self._entries[name], self._config_summaries[name]
+                self._views.pop(name, None)
+                self.version += 1
+        else:
+            names = {name for name, entry in self._entries.items() if not entry[1].is_finished}
+        for name in names:
+            self._update_entry(name)
+
+    def _update_entry(self, name: str) -> None:
+        if name not in self._config_summaries:
+            self._config_summaries[name] = _summarise_config(self.folder / name, name)
+        path = self._records_path(name)
+        try:
+            stat = os.stat(path, follow_symlinks=False)
+            state = (stat.st_size, stat.st_mtime_ns)
+        except OSError:
+            state = (0, 0)
+        entry = self._entries.get(name)
+        if entry is not None and entry[2] == state:
+            return
+        summary = _add_progress(self._config_summaries[name], path, *state)
+        if entry is not None and entry[1] == summary:
+            self._entries[name] = (entry[0], summary, state)
+        else:
+            self.version += 1
+            self._entries[name] = (self.version, summary, state)
+
+    def _records_path(self, name: str) -> Path:
+        return self.folder / name / (TRIALS if self._config_summaries[name].is_search else EVENTS)
+
+    def list_summaries(self, since: int = 0) -> list[RunSummary]:
+        """Return the summaries that changed since a version, newest runs first."""
+        changed = [summary for version, summary, _ in self._entries.values() if version > since]
+        return sorted(changed, key=lambda summary: (-summary.changed, summary.name))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get_view(self, name: str) -> RunView | SearchView:
+        """Return the view of a run; LookupError if there is no such run."""
+        if name not in self._entries:
+            raise LookupError(f"no run {name!r} here")
+        if name not in self._views:
+            path = self._records_path(name)
+            self._views[name] = (
+                SearchView(path) if self._config_summaries[name].is_search else RunView(path)
+            )
+            while len(self._views) > MAX_VIEWS:
+                self._views.popitem(last=False)
+        self._views.move_to_end(name)
+        return self._views[name]
+
+    def read_config(self, name: str) -> dict[str, Any]:
+        """Return a run's config and the versions that made it."""
+        if name not in self._entries:
+            raise LookupError(f"no run {name!r} here")
+        folder = self.folder / name
+        return {
+            "config": _read_json(folder / "config.json"),
+            "made": _read_json(folder / "versions.json"),
+        }
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return msgspec.json.decode(read_range(path, 0, MAX_CONFIG_BYTES))
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def _summarise_config(folder: Path, name: str) -> RunSummary:
+    config = _read_json(folder / "config.json")
+
+    def get_value(*keys: str) -> Any:
+        value = config
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    parts = [get_value("network", "name"), get_value("data", "name"), f"seed {get_value('seed')}"]
+    about = " · ".join(str(part) for part in parts if part not in (None, "seed None"))
+    rounds = get_value("rounds")
+    is_search = get_value("method") is None and get_value("search") is not None
+    return RunSummary(
+        name,
+        name if name != "." else folder.name,
+        "search" if is_search else str(get_value("method", "type") or ""),
+        about,
+        rounds if isinstance(rounds, int) else 0,
+        is_search=is_search,
+    )
+
+
+def _add_progress(summary: RunSummary, path: Path, size: int, modified_ns: int) -> RunSummary:
+    """Add the progress from the end of the record file."""
+    if not size:
+        return summary
+    try:
+        lines = read_range(path, max(0, size - TAIL_BYTES), size).splitlines(keepends=True)
+    except OSError:
+        return summary
+    last, accuracy = None, None
+    for line in reversed(lines):
+        if not (line.startswith(ROUND_PREFIX) and line.endswith(b"\n")):
+            continue
+        try:
+            record = round_decoder.decode(line)
+        except msgspec.DecodeError:
+            continue
+        last = last or record
+        accuracy = record.accuracy
+        if accuracy is not None:
+            break
+    changed = modified_ns / 1e9
+    if last is None:
+        return msgspec.structs.replace(summary, changed=changed)
+    return msgspec.structs.replace(
+        summary, done=last.round + 1, seconds=last.seconds, accuracy=accuracy, changed=changed
+    )

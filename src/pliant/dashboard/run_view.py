@@ -1,0 +1,189 @@
+"""Read the rounds of one run for the page: a few numbers per round, and its offset in the file.
+
+Task records are skipped and read only for the rounds on display, so that a record file of any size
+costs a few bytes per round.
+"""
+
+import math
+from array import array
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pliant.dashboard.tail import FileTail, read_range
+
+MAX_POINTS = 600  # per curve and message: more than a screen can show
+MAX_TASKS = 400  # per round of a timeline
+MAX_ROUND_BYTES = 1 << 23  # read per round of a timeline
+COLUMNS = ("round", "seconds", "macs", "bytes", "accuracy", "loss", "used", "merged")
+TASK_PREFIX = b'{"type":"task"'
+
+
+class _ScoreFields(msgspec.Struct):
+    accuracy: float | None = None
+
+
+class _PersonalFields(msgspec.Struct):
+    per_device: list[float] = []
+
+
+class RoundFields(msgspec.Struct):
+    """The fields of a round's record that the page shows, all of them optional."""
+
+    type: str = ""
+    round: int = 0
+    seconds: float = 0.0
+    tasks: int = 0
+    merged: int = 0
+    macs: float = 0.0
+    useful: float = 0.0
+    available: float = 0.0
+    down: float = 0.0
+    up: float = 0.0
+    loss: float | None = None
+    score: _ScoreFields | None = None
+    personal: _PersonalFields | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Return the mean of the devices' own tests if there is one, else the test accuracy."""
+        if self.personal is not None and self.personal.per_device:
+            return sum(self.personal.per_device) / len(self.personal.per_device)
+        return self.score.accuracy if self.score else None
+
+
+class _TaskFields(msgspec.Struct):
+    type: str = ""
+    round: int = 0
+    device: int = 0
+    outcome: str = ""
+    seconds: float = 0.0
+    starts: list[float] = []
+    ends: list[float] = []
+    rows: list[int] = []
+
+
+round_decoder = msgspec.json.Decoder(RoundFields)
+_task_decoder = msgspec.json.Decoder(_TaskFields)
+
+
+class RunView:
+    """The rounds of a run so far, by column."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tail = FileTail(path)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.columns = {name: array("d") for name in COLUMNS}
+        self.round_offsets = array("q", [0])  # in the file, of each round's first record
+
+    def __len__(self) -> int:
+        return len(self.columns["round"])
+
+    def read_more(self) -> bool:
+        """Read the next part of the file and return whether there was one."""
+        offset = self._tail.offset
+        is_cut, text = self._tail.read_new_lines()
+        if is_cut:
+            self._clear()
+            offset = 0
+        for line in text.splitlines(keepends=True):
+            offset += len(line)
+            if not line.startswith(TASK_PREFIX):
+                self._add_line(line, offset)
+        return bool(text)
+
+    def _add_line(self, line: bytes, end: int) -> None:
+        try:
+            record = round_decoder.decode(line)
+        except msgspec.DecodeError:
+            return
+        if record.type != "round":
+            return
+        totals = self.columns["macs"], self.columns["bytes"]
+        macs, traffic = (column[-1] if column else 0.0 for column in totals)
+        values = (
+            record.round + 1,
+            record.seconds,
+            macs + record.macs,
+            traffic + record.down + record.up,
+            math.nan if record.accuracy is None else record.accuracy,
+            math.nan if record.loss is None else record.loss,
+            record.useful / record.available if record.available else math.nan,
+            record.merged / record.tasks if record.tasks else math.nan,
+        )
+        for name, value in zip(COLUMNS, values, strict=True):
+            self.columns[name].append(value)
+        self.round_offsets.append(end)
+
+    def get_columns_since(self, first: int) -> dict[str, list[float | None]]:
+        """Return the rounds from an index on, thinned to what a screen can show."""
+        indices = thin_indices(self.columns["accuracy"], first, MAX_POINTS)
+        return {
+            name: [_replace_non_finite(column[i]) for i in indices]
+            for name, column in self.columns.items()
+        }
+
+    def read_timeline(self, last: int, count: int) -> dict[str, Any]:
+        """Return when each mini-batch of `count` rounds up to round `last` ran."""
+        last = min(max(1, last), len(self))
+        first = max(1, last - count + 1)
+        rounds = [self._read_tasks(number) for number in range(first, last + 1)]
+        return {"first": first, "last": last, "rounds": rounds, "known": len(self)}
+
+    def _read_tasks(self, number: int) -> dict[str, Any]:
+        seconds = self.columns["seconds"]
+        opened, closed = seconds[number - 2] if number > 1 else 0.0, seconds[number - 1]
+        start, end = self.round_offsets[number - 1], self.round_offsets[number]
+        text = read_range(self.path, start, min(end, start + MAX_ROUND_BYTES))
+        lines = [line for line in text.splitlines(keepends=True) if line.startswith(TASK_PREFIX)]
+        tasks = []
+        for line in lines[:MAX_TASKS]:
+            try:
+                tasks.append(_describe_task(_task_decoder.decode(line), closed - opened))
+            except msgspec.DecodeError:
+                continue  # cut off at MAX_ROUND_BYTES
+        is_complete = start + MAX_ROUND_BYTES >= end and len(lines) <= MAX_TASKS
+        return {"opened": opened, "closed": closed, "tasks": tasks, "whole": is_complete}
+
+
+def _describe_task(task: _TaskFields, round_seconds: float) -> dict[str, Any]:
+    ends = task.ends
+    if len(task.starts) > len(ends):  # the last mini-batch was cut off
+        limit = min(round_seconds, task.starts[0] + task.seconds)
+        ends = [*ends, *[max(limit, task.starts[-1])] * (len(task.starts) - len(ends))]
+    return {
+        "device": task.device,
+        "end": task.outcome,
+        "starts": [round(seconds, 6) for seconds in task.starts],
+        "ends": [round(seconds, 6) for seconds in ends],
+        "rows": task.rows,
+    }
+
+
+def _replace_non_finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def thin_indices(values: "array[float]", first: int, limit: int) -> list[int]:
+    """Return at most `limit` indices: of each stretch the last with a value, else the last.
+
+    >>> from array import array
+    >>> from pliant.dashboard.run_view import thin_indices
+    >>> thin_indices(array("d", [0.1, float("nan"), 0.3, float("nan")]), 0, 2)
+    [0, 3]
+    """
+    count = len(values) - first
+    if count <= limit:
+        return list(range(first, len(values)))
+    edges = [first + count * part // limit for part in range(limit + 1)]
+    indices = []
+    for low, high in pairwise(edges):
+        finite = (i for i in range(high - 1, low - 1, -1) if math.isfinite(values[i]))
+        indices.append(next(finite, high - 1))
+    indices[-1] = len(values) - 1  # the next message continues from here
+    return indices

@@ -1,0 +1,11 @@
+"""Constants for processes that must stay small: importing them does not load torch."""
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+PORTS = range(1, 65536)
+LOG_FORMAT = "%(levelname)s pliant: %(message)s"  # of processes whose log is forwarded
+
+# Files in a run folder.
+SETTINGS_FILE = "settings.json"
+LOCK_FILE = "server.lock"  # held by the supervisor; the run's process holds another
+FAILURE_FILE = "failure.txt"  # one line: why the run gave up
+PID_FILE = "server.pid"

@@ -1,0 +1,112 @@
+"""Read this machine's CPU quota, load, battery and temperature, and apply its owner's limits."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+from msgspec import Meta
+
+from pliant.value import Value
+
+CGROUP = Path("/sys/fs/cgroup")
+THERMAL = Path("/sys/class/thermal")
+HOT_CELSIUS = 95.0  # where a machine does not report its own limit
+
+
+class Limits(Value, frozen=True):
+    """Limits set by the device's owner."""
+
+    cpu_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0  # of one core, while training
+    only_when_charging: bool = False
+    data: str | None = None  # folder of the datasets on this device
+    code: str | None = None  # folder of the owner's `file.py:function`
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    """Readings that need no measurement; None where the machine does not report one."""
+
+    cores: float  # available to this process: affinity and container quota
+    load: float | None  # runnable processes per core, over a minute
+    battery: float | None  # remaining share
+    is_charging: bool | None
+    is_hot: bool
+
+
+def read_host(cgroup: Path = CGROUP, thermal: Path = THERMAL) -> HostStatus:
+    """Read the machine's current status."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = float(count or 1)
+    quota = read_cpu_quota(cgroup)
+    battery: Any = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    return HostStatus(
+        cores if quota is None else min(cores, quota),
+        os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None,
+        None if battery is None else battery.percent / 100,
+        None if battery is None else battery.power_plugged,
+        is_hot(thermal),
+    )
+
+
+def read_cpu_quota(cgroup: Path = CGROUP) -> float | None:
+    """Return how many cores the cgroup (v2 or v1) allows; None without a limit."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text()
+            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text()
+        except OSError:
+            return None
+    try:
+        share = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):  # "max"
+        return None
+    return share if share > 0 else None
+
+
+def is_hot(thermal: Path = THERMAL) -> bool:
+    """Return whether a thermal zone has reached the limit at which it throttles the machine."""
+    for zone in thermal.glob("thermal_zone*"):
+        try:
+            celsius = int((zone / "temp").read_text()) / 1000
+        except (OSError, ValueError):
+            continue
+        if celsius >= _read_hot_limit(zone):
+            return True
+    return False
+
+
+def _read_hot_limit(zone: Path) -> float:
+    for path in zone.glob("trip_point_*_type"):
+        try:
+            if path.read_text().strip() in ("passive", "hot"):
+                return int(Path(str(path).replace("_type", "_temp")).read_text()) / 1000
+        except (OSError, ValueError):
+            continue
+    return HOT_CELSIUS
+
+
+def find_refusal(limits: Limits, host: HostStatus) -> str | None:
+    """Return why the device must not train now, or None."""
+    if limits.only_when_charging and host.is_charging is False:
+        return "it is not charging"
+    return None
+
+
+def compute_cpu_share(limits: Limits, host: HostStatus) -> float:
+    """Return the share of a core to use: the owner's limit, halved on a hot machine."""
+    return limits.cpu_share * (0.5 if host.is_hot else 1.0)
+
+
+def estimate_slowdown(limits: Limits, host: HostStatus) -> float:
+    """Estimate, before any is measured, how much longer than calibrated mini-batches will take.
+
+    >>> from pliant.deploy.device.host import HostStatus, Limits, estimate_slowdown
+    >>> host = HostStatus(cores=0.5, load=0.2, battery=None, is_charging=None, is_hot=False)
+    >>> estimate_slowdown(Limits(), host), estimate_slowdown(Limits(cpu_share=0.25), host)
+    (2.0, 8.0)
+    """
+    return max(1.0, host.load or 0.0) / min(1.0, host.cores) / compute_cpu_share(limits, host)

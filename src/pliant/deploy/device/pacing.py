@@ -1,0 +1,130 @@
+"""Pace training on a live device: time each mini-batch and choose the next to fit the time left.
+
+Half of the filters cost a quarter of the MACs but half of the time. A curve of seconds over MACs,
+measured on the device, therefore converts the time left into the MACs that a policy works with.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+
+from pliant.deploy.step_times import StepTimeCurve
+from pliant.devices import BudgetPolicy, DeviceStatus, PerBatch
+from pliant.engine.local_work import LocalWork
+
+SLOWDOWN_WINDOW = 3  # mini-batches; their median is the slowdown, so one outlier changes nothing
+RESERVE = 0.05  # share of the round kept back for the unforeseen
+
+
+class MeasuredPacer:
+    """Choose the cost of each mini-batch from how long the previous ones took.
+
+    `times` holds the start of each mini-batch and the end of the last one, in seconds since the
+    request arrived; `slowdown` is how much longer they take than the curve says.
+    """
+
+    def __init__(
+        self,
+        policy: BudgetPolicy,
+        work: LocalWork,
+        curve: StepTimeCurve,
+        *,
+        seconds: float,
+        clock: Callable[[], float],  # seconds since the request arrived
+        cpu_clock: Callable[[], float] = time.process_time,
+        server_choice: tuple[int, float] | None = None,
+        slowdown: float = 1.0,
+        is_partial: bool = False,
+        cpu_share: float = 1.0,
+        sleep: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        # divide the time left among the remaining steps: fixed slots let a device fall behind
+        self._policy = replace(policy, budget="paced") if isinstance(policy, PerBatch) else policy
+        self._work = work
+        self._curve = curve
+        self._end = seconds * (1 - RESERVE)
+        self._seconds = seconds
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._server_choice = server_choice
+        self._ratios: deque[float] = deque(maxlen=SLOWDOWN_WINDOW)
+        self._is_partial = is_partial
+        self._cpu_share = cpu_share
+        self._sleep = sleep
+        self.slowdown = slowdown
+        self.times: list[float] = []
+        self._cpu_times: list[float] = []  # CPU time at the start of each mini-batch
+        self.rows: list[int] = []
+        self.macs: list[float] = []
+        self.short = 0  # mini-batches for which even the smallest row was too expensive
+
+    def choose(self, step: int) -> tuple[int, float] | None:
+        """Return the row and the expected MACs of a mini-batch; None when the round is over."""
+        if step:
+            self._observe_step(step - 1)
+        now = self._clock()
+        self.times.append(now)
+        self._cpu_times.append(self._cpu_clock())
+        if step == len(self._work.sizes):
+            return None
+        row, macs = self._choose_row(step, now)
+        needed = self._estimate_seconds(step, macs) if self._is_partial else 0.0
+        if now + needed > self._seconds:  # do not start a step that cannot finish in time
+            return None
+        self.rows.append(row)
+        self.macs.append(macs)
+        return row, macs
+
+    def refine_curve(self) -> StepTimeCurve:
+        """Return the curve corrected by this round's CPU times (other programs do not count)."""
+        elapsed = np.diff(self._cpu_times)
+        sizes = self._work.sizes[: len(elapsed)]
+        shares = [m / (self._work.full_macs * n) for m, n in zip(self.macs, sizes, strict=False)]
+        return self._curve.refine(shares, elapsed * self._work.sizes[0] / sizes)
+
+    def _choose_row(self, step: int, now: float) -> tuple[int, float]:
+        full_macs = self._work.full_macs * self._work.sizes[step]
+        if self._server_choice is not None:
+            row, first_macs = self._server_choice
+            share = first_macs / (self._work.full_macs * self._work.sizes[0])
+            return row, first_macs if step == 0 else share * full_macs
+        macs_left = self._work.macs_left(step)
+        time_left = max(self._end - now, 1e-9)
+        slot = time_left * full_macs / macs_left
+        batch_share = self._work.sizes[step] / self._work.sizes[0]
+        share = self._curve.scale(self.slowdown).share_within(slot / batch_share)
+        status = DeviceStatus(
+            np.zeros(1, np.int64),
+            step,
+            np.full(1, now),
+            np.full(1, share * full_macs / slot),
+            np.full(1, time_left),
+            self._end,
+            np.full(1, full_macs),
+            np.full(1, macs_left),
+            np.full(1, self._work.macs_left(0)),
+        )
+        choice = self._policy.choose(status)
+        self.short += bool(choice.is_short is not None and choice.is_short[0])
+        return int(choice.row[0]), float(choice.macs[0])
+
+    def _estimate_seconds(self, step: int, macs: float) -> float:
+        """Return how long a step should take."""
+        batch_share = self._work.sizes[step] / self._work.sizes[0]
+        share = macs / (self._work.full_macs * self._work.sizes[step])
+        return self._curve.seconds_for(share) * batch_share * self.slowdown
+
+    def _observe_step(self, step: int) -> None:
+        """Update the slowdown after a step, and sleep if the owner allows only part of a core."""
+        elapsed = self._clock() - self.times[step]
+        if self._cpu_share < 1.0:
+            self._sleep(elapsed * (1 / self._cpu_share - 1))
+            elapsed = self._clock() - self.times[step]
+        expected = self._estimate_seconds(step, self.macs[step]) / self.slowdown
+        self._ratios.append(elapsed / expected)
+        if len(self._ratios) == SLOWDOWN_WINDOW:
+            self.slowdown = median(self._ratios)

@@ -1,0 +1,83 @@
+"""Pace a real device by the experiment's simulated fleet instead of its own clock.
+
+The device computes its own part of the simulator's timetable, so a federation of real processes
+matches the simulation bit for bit.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pliant.deploy.messages import TrainRequest
+from pliant.devices import DeviceStatus, FixedChoice, RowChoice
+from pliant.devices.vector_rng import FloatArray, IntArray
+from pliant.engine.local_work import LocalWork, WorkerContext
+from pliant.engine.timetable import RoundTasks, build_timetable
+from pliant.experiment.config import Experiment
+from pliant.methods.base import HasStepCost, TaskKey
+
+
+class SimulatedPacer:
+    """Make the simulator's choices; only the times are real."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        experiment: Experiment,
+        request: TrainRequest,
+        work: LocalWork,
+        clock: Callable[[], float],
+    ) -> None:
+        key = TaskKey(experiment.seed, request.round, request.device)
+        full_macs = np.array([work.sizes], np.float64) * work.full_macs
+        zero = np.zeros(1)
+        tasks = RoundTasks(np.array([request.device]), full_macs, zero, zero)
+
+        def count_macs(devices: IntArray, step: int, choice: RowChoice) -> FloatArray:
+            if not len(devices):  # its time is over
+                return np.zeros(0)
+            row = int(choice.row[0])
+            if isinstance(context.method, HasStepCost):
+                sample_macs = context.method.macs(context.net, row, key, step)
+            else:
+                subnet = context.method.select_subnet(context.net, row, key, step)
+                sample_macs = context.net.macs(subnet, training=True)
+            return np.full(len(devices), work.sizes[step] * sample_macs)
+
+        policy = context.method.make_budget_policy(context.net)
+        if request.row is not None:
+            choice = RowChoice(np.array([request.row]), np.array([request.macs]))
+            policy = FixedChoice(_make_start_status(tasks), choice)
+        timetable = build_timetable(
+            experiment.fleet,
+            policy,
+            tasks,
+            experiment.rules,
+            seed=experiment.seed,
+            round=request.round,
+            start=request.round * experiment.fleet.round_seconds,
+            step_cost=count_macs,
+        )
+        used = int(timetable.used_steps[0])
+        self._planned_rows = timetable.row[0, :used].tolist()
+        self._planned_macs = timetable.planned[0, :used].tolist()
+        self._clock = clock
+        self.short = int(timetable.is_short[0, :used].sum())
+        self.times: list[float] = []
+        self.rows: list[int] = []
+
+    def choose(self, step: int) -> tuple[int, float] | None:
+        """Return the row and the expected MACs of a mini-batch; None when the round is over."""
+        self.times.append(self._clock())
+        if step == len(self._planned_rows):
+            return None
+        self.rows.append(self._planned_rows[step])
+        return self._planned_rows[step], self._planned_macs[step]
+
+
+def _make_start_status(tasks: RoundTasks) -> DeviceStatus:
+    """Return as much of a round's start status as a fixed choice reads."""
+    unknown = np.zeros(1)
+    return DeviceStatus(
+        tasks.devices, 0, unknown, unknown, unknown, 0.0, tasks.full_macs[:, 0], unknown, unknown
+    )

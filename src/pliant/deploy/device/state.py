@@ -1,0 +1,52 @@
+"""Keep a device's state between rounds: its method's state and the residual of compression.
+
+One file per round, written before the reply is sent, so that a crash loses nothing. The server
+names the device's last merged round: training resumes from its file, and the others are deleted.
+"""
+
+from pathlib import Path
+
+from pliant.params import Params
+from pliant.storage import atomic, checkpoint
+
+DEVICE_STATE, RESIDUAL = "memory", "owed"
+
+
+class DeviceStateStore:
+    """Store the state of one run on a device."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def load(self, merged_round: int | None) -> tuple[Params, Params]:
+        """Return the device state and residual of a merged round, and delete all others."""
+        merged = None if merged_round is None else self._path(merged_round)
+        for path in self._folder.glob("round-*.ckpt"):
+            if path != merged:
+                path.unlink(missing_ok=True)
+        if merged is None or not merged.exists():
+            return {}, {}
+        try:
+            tensors, _ = checkpoint.load(merged)
+        except checkpoint.CorruptCheckpoint:  # start over rather than fail forever
+            return {}, {}
+        return _extract_group(tensors, DEVICE_STATE), _extract_group(tensors, RESIDUAL)
+
+    def save(self, round: int, device_state: Params, residual: Params) -> None:
+        """Write the state after a round; write no file if there is none."""
+        tensors = {f"{DEVICE_STATE}/{name}": tensor for name, tensor in device_state.items()}
+        tensors |= {f"{RESIDUAL}/{name}": tensor for name, tensor in residual.items()}
+        if tensors:
+            atomic.write_bytes(self._path(round), checkpoint.to_bytes(tensors, {"round": round}))
+
+    def _path(self, round: int) -> Path:
+        return self._folder / f"round-{round:08d}.ckpt"
+
+
+def _extract_group(tensors: Params, group: str) -> Params:
+    prefix = f"{group}/"
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,76 @@
+"""The worker process of a device: it keeps the network in memory and handles requests.
+
+It runs as `python -m pliant.deploy.device.worker SETUP`, so that a crash in training leaves the
+device connected, and so that its memory is released after a long idle time.
+"""
+
+import os
+import struct
+import sys
+import time
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from pliant import runtime
+from pliant.deploy.device.host import Limits
+
+if TYPE_CHECKING:
+    from pliant.deploy.device.agent import DeviceAgent
+
+# Precedes each request: when it arrived, by this machine's monotonic clock.
+ARRIVAL_HEADER = struct.Struct("<d")
+
+
+class DeviceWorkerSetup(Struct, frozen=True):
+    """Arguments of a worker process."""
+
+    device: int
+    folder: str  # for everything that must survive a restart
+    socket: str
+    limits: Limits
+    idle_seconds: float
+
+
+def run_worker(setup: DeviceWorkerSetup, agent_class: "type[DeviceAgent] | None" = None) -> None:
+    """Handle requests until none has come for `idle_seconds`."""
+    from pliant.deploy.device.agent import DeviceAgent, use_one_thread
+
+    use_one_thread()
+    runtime.retain_freed_memory()
+    path = Path(setup.socket)
+    path.unlink(missing_ok=True)
+    agent = (agent_class or DeviceAgent)(setup.device, Path(setup.folder), setup.limits)
+    with Listener(setup.socket, family="AF_UNIX") as listener:
+        path.chmod(0o600)
+        _set_idle_timeout(listener, setup.idle_seconds)
+        idle_since = 0.0
+        while True:
+            try:
+                connection = listener.accept()
+            except TimeoutError:
+                return
+            with connection:
+                try:
+                    raw = connection.recv_bytes()
+                    (arrived_at,) = ARRIVAL_HEADER.unpack_from(raw)
+                    queued = max(0.0, idle_since - arrived_at)
+                    reply = agent.handle_request(raw[ARRIVAL_HEADER.size :], queued=queued)
+                    idle_since = time.monotonic()
+                    connection.send_bytes(reply)
+                    runtime.release_freed_memory()
+                except (EOFError, OSError, struct.error):  # the client app is gone
+                    continue
+
+
+def _set_idle_timeout(listener: Listener, seconds: float) -> None:
+    inner = listener._listener._socket  # type: ignore[attr-defined] # there is no public API
+    inner.settimeout(seconds)
+
+
+if __name__ == "__main__":
+    run_worker(msgspec.json.decode(sys.argv[1].encode(), type=DeviceWorkerSetup))
+    os._exit(0)  # torch exits slowly

@@ -1,0 +1,46 @@
+"""The Flower ClientApp of a device: it forwards requests to the worker and replies to the server.
+
+Flower starts one process per message, so this file imports neither torch nor the rest of pliant.
+"""
+
+import struct
+import time
+from multiprocessing.connection import Client
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+BODY = "body"
+ARRIVAL_HEADER = struct.Struct("<d")  # precedes each request: when it arrived
+CONNECT_SECONDS = 30.0  # a dead worker must be back by then
+
+app = ClientApp()
+
+
+@app.train()  # type: ignore[untyped-decorator] # Flower's stubs are not read
+def train(message: Message, context: Context) -> Message:
+    """Handle one request."""
+    request = message.content[BODY][BODY].data
+    raw = _call_worker(str(context.node_config["socket"]), request)
+    array = Array("uint8", (len(raw),), "pliant.letter", raw)
+    device = ConfigRecord({"number": int(context.node_config["device"])})
+    content = RecordDict({BODY: ArrayRecord({BODY: array}), "device": device})
+    return Message(content, reply_to=message)
+
+
+def _call_worker(socket: str, request: bytes) -> bytes:
+    arrived_at = time.monotonic()
+    while True:
+        try:
+            connection = Client(socket, family="AF_UNIX")
+            break
+        except OSError:
+            if time.monotonic() > arrived_at + CONNECT_SECONDS:
+                raise
+            Path(f"{socket}.wanted").touch()  # the worker may have exited while idle
+            time.sleep(0.2)
+    with connection:
+        # the monotonic clock is the same in all processes of a machine
+        connection.send_bytes(ARRIVAL_HEADER.pack(arrived_at) + request)
+        return connection.recv_bytes()

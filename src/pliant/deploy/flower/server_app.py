@@ -1,0 +1,74 @@
+"""The Flower ServerApp: it runs the rounds of the run in a folder."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from pliant.storage import atomic
+
+if TYPE_CHECKING:
+    from pliant.engine.ledger import RoundRecord
+
+app = ServerApp()
+
+
+@app.main()  # type: ignore[untyped-decorator] # Flower's stubs are not read
+def main(grid: Grid, context: Context) -> None:
+    """Run or resume an experiment."""
+    from pliant.deploy.constants import FAILURE_FILE, PID_FILE
+
+    folder = Path(str(context.run_config["folder"]))
+    (folder / PID_FILE).write_text(str(os.getpid()))
+    from pliant.deploy.server.run_state import NotEnoughDevices
+
+    def write_failure(error: Exception) -> None:
+        """Tell the supervisor not to restart this run."""
+        with suppress(OSError):
+            atomic.write_bytes(folder / FAILURE_FILE, " ".join(str(error).split()).encode())
+
+    try:
+        rounds = _serve_folder(grid, folder)
+    except (ValueError, OSError) as error:
+        write_failure(error)
+        raise
+    try:
+        for _ in rounds:
+            pass  # the records are in the folder
+    except NotEnoughDevices as error:
+        write_failure(error)
+        raise
+    except OSError as error:  # such as a full disk; after a broken connection, restart
+        if error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
+            write_failure(error)
+        raise
+
+
+def _serve_folder(grid: Grid, folder: Path) -> "Iterator[RoundRecord]":
+    import torch
+
+    from pliant.deploy.constants import SETTINGS_FILE
+    from pliant.deploy.flower.transport import FlowerTransport
+    from pliant.deploy.messages import TrainRequest, encode_message
+    from pliant.deploy.server.rounds import serve
+    from pliant.deploy.settings import ServerSettings
+    from pliant.engine.local_work import WorkerContext, make_example_input
+    from pliant.experiment.build import build_experiment
+    from pliant.experiment.config import load_run_config
+    from pliant.nn.elastic import elastic
+    from pliant.value import encode
+
+    torch.set_num_threads(1)
+    experiment = load_run_config(folder)
+    settings = msgspec.json.decode((folder / SETTINGS_FILE).read_bytes(), type=ServerSettings)
+    net, data = build_experiment(experiment)
+    context = WorkerContext(
+        elastic(net, make_example_input(data)), data, experiment.federated_method
+    )
+    hello = encode_message(TrainRequest("hello", encode(experiment), -1, pace=settings.pace))
+    return serve(experiment, context, FlowerTransport(grid, hello), folder, settings)

@@ -1,0 +1,250 @@
+"""The server's channel to one device: numbered requests, each answered exactly once.
+
+A request stays pending until the device has saved its result, and the number of pending requests is
+limited. When a stream breaks, the device opens another one and resumes where it stopped. A device
+that stays silent for too long is dropped: its channel starts a new epoch, and both sides forget the
+requests of the old one.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from secrets import token_hex
+
+from torch import Tensor
+
+from pliant.deploy.grpc.frames import (
+    RequestKind,
+    ServerHeader,
+    SplitReply,
+    SplitRequest,
+    SplitRunConfig,
+    encode_frame,
+)
+from pliant.params import Params
+from pliant.split.client import BatchRequest
+
+MAX_PENDING_REQUESTS = 8
+MIN_BATCH_SECONDS, MAX_BATCH_SECONDS = 1e-6, 1e6  # plausible times of a mini-batch
+MAX_UNEXPECTED_REPLIES = 64  # the stream is closed after this many
+
+
+class UnexpectedReplies(ValueError):
+    """A device sends replies that nobody requested."""
+
+
+class DeviceChannel:
+    """Requests to a device and its replies, over a sequence of streams."""
+
+    def __init__(
+        self,
+        device: int,
+        timeout: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.device, self.timeout, self._clock = device, timeout, clock
+        self._condition = threading.Condition()
+        self._stream_id = 0  # of the newest stream; older ones are closed
+        self._process: str | None = None  # the stream's owner; None without a stream
+        self.is_run_over = False
+        self.resumed_streams = 0  # streams that resumed an epoch
+        self.is_in_round = False
+        self.batch_seconds: list[float] = []  # of the round's mini-batches, in all epochs
+        self._start_epoch()
+
+    def _start_epoch(self) -> None:
+        self.epoch = token_hex(8)
+        self.is_ready = False  # the device is set up for this epoch, on the current stream
+        self._last_number = 0
+        self._pending_requests: dict[int, tuple[SplitRequest, Mapping[str, Tensor]]] = {}
+        self._awaited_replies: set[int] = set()
+        self._replies: dict[int, tuple[SplitReply, Params]] = {}
+        self._received_numbers: set[int] = set()  # above `_received_up_to`
+        self._received_up_to = 0
+        self._last_reply_time = self._clock()
+        self._next_number = 1  # the next one to send on the stream
+        self._unexpected_replies = 0
+
+    # called by the training thread
+
+    def join_round(self) -> str | None:
+        """Add the device to the round if it is ready; return the epoch if it takes part."""
+        with self._condition:
+            if not self.is_in_round:
+                self.is_in_round = self.is_ready
+            self.batch_seconds = []
+            return self.epoch if self.is_in_round else None
+
+    def send_request(
+        self,
+        kind: RequestKind,
+        *,
+        batch: BatchRequest | None = None,
+        tensors: Mapping[str, Tensor] | None = None,
+        needs_reply: bool = False,
+    ) -> int | None:
+        """Queue a request, waiting only while too many are pending.
+
+        Return its number, or None if the device has left.
+        """
+        with self._condition:
+            self._wait_for(lambda: len(self._pending_requests) < MAX_PENDING_REQUESTS)
+            if not self.is_in_round:
+                return None
+            self._last_number += 1
+            number = self._last_number
+            request = SplitRequest(number, kind, batch=batch)
+            self._pending_requests[number] = request, dict(tensors or {})
+            if needs_reply:
+                self._awaited_replies.add(number)
+            self._condition.notify_all()
+            return number
+
+    def wait_for_reply(self, number: int | None) -> tuple[SplitReply, Params] | None:
+        """Wait for the reply to a request; return None if the device has left."""
+        with self._condition:
+            if number is None:
+                return None
+            self._wait_for(lambda: number in self._replies)
+            return self._replies.pop(number, None)
+
+    def wait_for_all_replies(self) -> bool:
+        """Wait until no reply is missing; return whether the device is still in the round."""
+        with self._condition:
+            self._wait_for(lambda: self._received_up_to == self._last_number)
+            return self.is_in_round
+
+    def _wait_for(self, predicate: Callable[[], bool]) -> None:
+        """Wait for a condition; drop the device if it stays silent for too long."""
+        start = self._clock()
+        while self.is_in_round and not predicate():
+            remaining = max(start, self._last_reply_time) + self.timeout - self._clock()
+            if remaining <= 0:
+                self._leave_round()
+                return
+            self._condition.wait(min(remaining, 1.0))
+
+    def _leave_round(self) -> None:
+        self.is_in_round = False
+        self._start_epoch()
+        self._condition.notify_all()
+
+    def exclude_device(self) -> None:
+        """Continue without the device for the rest of the round."""
+        with self._condition:
+            self._leave_round()
+
+    def close(self) -> None:
+        """Tell the stream that the run is over."""
+        with self._condition:
+            self.is_run_over = True
+            self._condition.notify_all()
+
+    # called by the stream's threads
+
+    def attach(self, process: str = "") -> int | None:
+        """Start a stream of a device's process and return its id.
+
+        This closes an older stream of the same process, even one not yet known to be broken. While
+        another process has a stream, return None: two would evict each other indefinitely.
+        """
+        with self._condition:
+            if self._process not in (None, process):
+                return None
+            self._stream_id += 1
+            self._process = process
+            self.is_ready = False
+            self._condition.notify_all()
+            return self._stream_id
+
+    def detach(self, stream_id: int) -> None:
+        """End a stream."""
+        with self._condition:
+            if stream_id == self._stream_id:
+                self._stream_id += 1
+                self._process = None
+                self.is_ready = False
+            self._condition.notify_all()
+
+    def mark_ready(self, stream_id: int, epoch: str, done_up_to: int) -> None:
+        """Resume after the device's last completed request; start a new epoch if it lost track."""
+        with self._condition:
+            if stream_id != self._stream_id or epoch != self.epoch:
+                return  # a newer epoch has been announced in the meantime
+            first = min(self._pending_requests, default=self._last_number + 1)
+            if not first - 1 <= done_up_to <= self._last_number:
+                self._leave_round()
+                return
+            self.resumed_streams += bool(self._last_number)
+            self._next_number, self._unexpected_replies = done_up_to + 1, 0
+            self.is_ready = True
+            self._condition.notify_all()
+
+    def get_next_frame(
+        self, stream_id: int, announced_epoch: str | None, experiment: object, timeout: float
+    ) -> tuple[bytes | None, str | None]:
+        """Return a stream's next frame and the epoch announced to the device so far.
+
+        The frame is None if there was nothing to send before the timeout; the epoch is None once
+        the stream is over.
+        """
+        with self._condition:
+            self._condition.wait_for(lambda: self._has_frame(stream_id, announced_epoch), timeout)
+            if stream_id != self._stream_id or self.is_run_over:
+                return None, None
+            if announced_epoch != self.epoch:
+                self.is_ready = False
+                return encode_frame(SplitRunConfig(self.epoch, experiment)), self.epoch
+            if not self.is_ready or self._next_number not in self._pending_requests:
+                return None, announced_epoch
+            request, tensors = self._pending_requests[self._next_number]
+            self._next_number += 1
+            received_up_to = self._received_up_to
+        header: ServerHeader = SplitRequest(
+            request.number, request.kind, received_up_to, request.batch
+        )
+        return encode_frame(header, tensors), announced_epoch
+
+    def _has_frame(self, stream_id: int, announced_epoch: str | None) -> bool:
+        is_over = stream_id != self._stream_id or self.is_run_over
+        return (
+            is_over
+            or announced_epoch != self.epoch
+            or (self.is_ready and self._next_number in self._pending_requests)
+        )
+
+    def receive_reply(self, stream_id: int, reply: SplitReply, tensors: Params) -> None:
+        """Accept a reply; ignore one that was received before."""
+        with self._condition:
+            if stream_id != self._stream_id or not self.is_ready:
+                return
+            number = reply.number
+            is_new = number > self._received_up_to and number not in self._received_numbers
+            if not is_new or number > self._last_number:
+                self._unexpected_replies += 1
+                if self._unexpected_replies > MAX_UNEXPECTED_REPLIES:
+                    count = self._unexpected_replies
+                    raise UnexpectedReplies(f"expected replies to requests, got {count} others")
+                self._discard_saved(reply.saved_up_to)
+                return
+            self._last_reply_time = self._clock()  # reconnecting does not count as a sign of life
+            self._received_numbers.add(number)
+            while self._received_up_to + 1 in self._received_numbers:
+                self._received_up_to += 1
+                self._received_numbers.discard(self._received_up_to)
+            if self._pending_requests[number][0].kind in ("learn", "drop"):
+                is_plausible = MIN_BATCH_SECONDS < reply.seconds < MAX_BATCH_SECONDS
+                self.batch_seconds.append(reply.seconds if is_plausible else MIN_BATCH_SECONDS)
+            if number in self._awaited_replies:
+                self._awaited_replies.discard(number)
+                self._replies[number] = reply, tensors
+            self._discard_saved(reply.saved_up_to)
+            self._condition.notify_all()
+
+    def _discard_saved(self, saved_up_to: int) -> None:
+        """Discard requests that are answered and saved on the device's disk."""
+        last = min(saved_up_to, self._received_up_to)
+        for number in [number for number in self._pending_requests if number <= last]:
+            del self._pending_requests[number]
+        self._condition.notify_all()

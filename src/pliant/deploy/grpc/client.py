@@ -1,0 +1,167 @@
+"""A device's connection to the server of a split run: authenticate, reply, reconnect."""
+
+import logging
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+from pliant.deploy.grpc.channel import MAX_PENDING_REQUESTS
+from pliant.deploy.grpc.device import SplitDevice, TrainingDeclined
+from pliant.deploy.grpc.frames import (
+    Challenge,
+    Hello,
+    MalformedFrame,
+    Proof,
+    RunFinished,
+    SplitRequest,
+    SplitRunConfig,
+    decode_server_frame,
+    encode_frame,
+)
+from pliant.deploy.grpc.server import GRPC_METHOD, GRPC_SERVICE, KEEPALIVE_MS, PING_TIMEOUT_MS
+from pliant.deploy.security.challenge import (
+    INSECURE_FEDERATION,
+    read_federation_name,
+    sign_challenge,
+)
+from pliant.deploy.security.probe import check_address, detect_protocol
+from pliant.extras import require
+from pliant.rng import rng_stream
+
+log = logging.getLogger("pliant")
+
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 5.0  # the delay doubles in between
+MAX_DUPLICATE_RETRIES = 30  # takes longer than the server keeps a dead stream
+DECLINED_RETRY_SECONDS = 30.0  # before checking the owner's limits again
+DUPLICATE_STATUS = "ALREADY_EXISTS"
+FATAL_STATUSES = ("UNAUTHENTICATED", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "UNIMPLEMENTED")
+
+
+class GrpcClient:
+    """Keep a device connected until it is stopped or refused."""
+
+    def __init__(
+        self,
+        device: SplitDevice,
+        server: str,
+        *,
+        process: str,  # stays the same when this is restarted after a crash
+        ca: Path | None = None,
+        key: Path | None = None,
+    ) -> None:
+        self._grpc: Any = require("grpc", "deploy")
+        self._device, self._server, self._process = device, server, process
+        self._host, self._port = check_address(server, ca, key)
+        self._ca, self._key = ca, key
+        self._stop = threading.Event()
+        self._call: Any = None
+        self._attempts = 0  # since the server last accepted this device
+
+    def stop(self) -> None:
+        """Disconnect and do not reconnect."""
+        self._stop.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    def run(self) -> None:
+        """Serve requests until stopped; raise PermissionError if the server refuses this device."""
+        while not self._stop.is_set():
+            try:
+                self._run_stream()
+            except TrainingDeclined as reason:
+                log.warning("device %s does not train: %s", self._device.number, reason)
+                self._stop.wait(DECLINED_RETRY_SECONDS)
+            except MalformedFrame as error:
+                log.warning("device %s: %s; reconnecting", self._device.number, error)
+            except self._grpc.RpcError as error:
+                self._handle_rpc_error(error)
+            self._stop.wait(self._compute_retry_delay())
+            self._attempts += 1
+
+    def _compute_retry_delay(self) -> float:
+        """Return the seconds to wait, with jitter so that devices spread out."""
+        jitter = 0.5 + rng_stream(self._device.number, "dial", self._attempts).random() / 2
+        delay = min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(self._attempts, 10))
+        return float(delay * jitter)
+
+    def _handle_rpc_error(self, error: Any) -> None:
+        code = error.code().name
+        if code == DUPLICATE_STATUS and self._attempts < MAX_DUPLICATE_RETRIES:
+            if not self._attempts:
+                log.warning("%s; retrying for a minute", error.details())
+            return  # it may be this device, before its machine lost power
+        if code in (*FATAL_STATUSES, DUPLICATE_STATUS):
+            raise PermissionError(f"{self._server} refuses: {error.details()}")
+        if self._attempts and not self._stop.is_set():
+            try:
+                kind = detect_protocol(self._host, self._port, self._ca)
+            except PermissionError:
+                raise
+            except OSError:
+                return  # the server is not up yet, or is down
+            if kind != "split":
+                raise PermissionError(
+                    f"{self._server}: expected a server with a split method, got a {kind} one"
+                )
+
+    def _open_channel(self) -> Any:
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+            ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 2),
+            ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+            (
+                "grpc.http2.max_pings_without_data",
+                0,
+            ),  # unlimited; the default of 2 hides dead peers
+            ("grpc.use_local_subchannel_pool", 1),  # a new channel connects at once
+            ("grpc.enable_http_proxy", 0),
+        ]
+        if self._ca is None:
+            return self._grpc.insecure_channel(self._server, options)
+        credentials = self._grpc.ssl_channel_credentials(self._ca.read_bytes())
+        return self._grpc.secure_channel(self._server, credentials, options)
+
+    def _run_stream(self) -> None:
+        outgoing: queue.Queue[bytes | None] = queue.Queue(2 * MAX_PENDING_REQUESTS + 4)
+        with self._open_channel() as channel:
+            self._call = channel.stream_stream(f"/{GRPC_SERVICE}/{GRPC_METHOD}")(
+                iter(outgoing.get, None)
+            )
+            try:
+                outgoing.put(encode_frame(Hello(self._device.number, self._process)))
+                for raw in self._call:
+                    if self._stop.is_set() or not self._handle_frame(raw, outgoing):
+                        return
+            finally:
+                self._call.cancel()
+                outgoing.put(None)
+
+    def _handle_frame(self, raw: bytes, outgoing: "queue.Queue[bytes | None]") -> bool:
+        """Handle a frame; return whether the run continues."""
+        header, tensors = decode_server_frame(raw)
+        if isinstance(header, SplitRequest):
+            frame = self._device.handle_request(header, tensors)
+            if frame is not None:
+                outgoing.put(frame)
+        elif isinstance(header, SplitRunConfig):
+            for frame in self._device.configure(header):
+                outgoing.put(frame)
+            self._attempts = 0
+        elif isinstance(header, Challenge):
+            outgoing.put(encode_frame(Proof(self._sign_challenge(header))))
+        return not isinstance(header, RunFinished)
+
+    def _sign_challenge(self, challenge: Challenge) -> bytes:
+        if self._ca is None or self._key is None:
+            return b""
+        name = read_federation_name(self._ca)
+        if challenge.federation_name != name:
+            is_insecure = challenge.federation_name == INSECURE_FEDERATION
+            other = "one without keys" if is_insecure else "another"
+            raise PermissionError(
+                f"{self._server}: expected the federation of {self._ca}, got {other}"
+            )
+        return sign_challenge(self._key, challenge.nonce, name, self._device.number)

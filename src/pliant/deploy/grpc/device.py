@@ -1,0 +1,201 @@
+"""A device of split learning: it executes each request once and survives being killed.
+
+After every request that leaves no mini-batch open, it writes its part and the replies that the
+server may not have yet to one file. A killed device resumes from this file: the server repeats the
+later requests, and the same data, filters and gradients give the same bits.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pliant.deploy.device.agent import localise_config
+from pliant.deploy.device.host import Limits, compute_cpu_share, find_refusal, read_host
+from pliant.deploy.grpc.frames import (
+    ACTIVATIONS,
+    GRADIENT,
+    LABELS,
+    MalformedFrame,
+    Ready,
+    SplitReply,
+    SplitRequest,
+    SplitRunConfig,
+    bytes_to_tensor,
+    encode_frame,
+    tensor_to_bytes,
+)
+from pliant.engine.split_loop import build_session
+from pliant.experiment.build import build_experiment
+from pliant.experiment.config import Experiment
+from pliant.params import Params
+from pliant.split import AnySplit
+from pliant.split.client import SplitClient
+from pliant.split.part import select_subtree
+from pliant.split.payload import Message
+from pliant.storage import checkpoint
+from pliant.value import decode
+
+STATE_PREFIX, REPLY_PREFIX = "state", "answer"
+
+
+class TrainingDeclined(Exception):
+    """The owner's limits do not allow training now."""
+
+
+class SplitDevice:
+    """One client's part of the network and the requests executed on it."""
+
+    def __init__(
+        self,
+        number: int,
+        folder: Path,
+        limits: Limits,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.number, self._path = number, folder / "split.ckpt"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._limits, self._clock, self._sleep = limits, clock, sleep
+        self._cpu_share = compute_cpu_share(limits, read_host())  # updated in every round
+        self._experiment_digest = ""
+        self._channel_epoch, self._done_up_to, self._saved_up_to = "", 0, 0
+        self._pending_replies: dict[int, bytes] = {}  # not yet confirmed by the server
+        self._batch_seconds = 0.0  # spent on the open mini-batch
+        self._is_batch_open = False
+
+    def configure(self, config: SplitRunConfig) -> list[bytes]:
+        """Build the client that the server describes, once; return the first frames to send."""
+        self.check_limits()
+        digest = sha256(msgspec.json.encode(config.experiment)).hexdigest()
+        if digest != self._experiment_digest:
+            self._client = self._build_client(config.experiment)
+            self._experiment_digest, self._channel_epoch = digest, ""
+        if config.epoch != self._channel_epoch:
+            self._load(config.epoch)
+        return [
+            encode_frame(Ready(self._channel_epoch, self._done_up_to)),
+            *self._pending_replies.values(),
+        ]
+
+    def handle_request(self, request: SplitRequest, tensors: Params) -> bytes | None:
+        """Execute a request unless it was done before; return the reply, if there is one."""
+        self._pending_replies = {
+            number: frame
+            for number, frame in self._pending_replies.items()
+            if number > request.received_up_to
+        }
+        if request.number <= self._done_up_to:
+            return self._pending_replies.get(request.number)
+        if request.number != self._done_up_to + 1:
+            raise MalformedFrame(f"expected request {self._done_up_to + 1}, got {request.number}")
+        start = self._clock()
+        result = self._execute(request, tensors)
+        elapsed = self._clock() - start
+        seconds = 0.0
+        if request.kind in ("ask", "learn", "drop"):
+            if self._cpu_share < 1:
+                self._sleep(elapsed * (1 / self._cpu_share - 1))
+            self._batch_seconds += self._clock() - start
+        if request.kind in ("learn", "drop"):
+            seconds, self._batch_seconds = self._batch_seconds, 0.0
+        self._done_up_to = request.number
+        frame = self._encode_reply(result, seconds)
+        self._pending_replies[self._done_up_to] = frame
+        if not self._is_batch_open:
+            self._save()
+        return frame
+
+    def _encode_reply(self, result: Message | Params | None, seconds: float) -> bytes:
+        done = self._done_up_to
+        saved = self._saved_up_to if self._is_batch_open else done
+        if not isinstance(result, Message):
+            return encode_frame(SplitReply(done, saved, seconds), result)
+        tensors = {
+            ACTIVATIONS: bytes_to_tensor(result.body),
+            LABELS: bytes_to_tensor(result.labels),
+        }
+        return encode_frame(SplitReply(done, saved, seconds, result.shape), tensors)
+
+    def _execute(self, request: SplitRequest, tensors: Params) -> Message | Params | None:
+        client, kind = self._client, request.kind
+        if kind == "ask":
+            batch = request.batch
+            if batch is None:
+                raise MalformedFrame("expected a request with a mini-batch, got none")
+            if batch.step == 0:
+                self.check_limits()
+                self._cpu_share = compute_cpu_share(self._limits, read_host())
+            client.request_batch(batch)
+            self._is_batch_open = True
+            message = client.forward() if batch.needs_activation else None
+            return message if isinstance(message, Message) else None
+        if kind == "params":
+            return client.params
+        if kind == "state":
+            return client.state_dict()
+        if kind == "learn":
+            client.backward(tensor_to_bytes(tensors[GRADIENT]) if GRADIENT in tensors else None)
+        elif kind == "drop":
+            client.skip()
+        elif kind == "take":
+            client.load_params(tensors)
+        elif kind == "forget":
+            client.reset_optimiser()
+        else:
+            client.load_state_dict(tensors)
+        self._is_batch_open = False
+        return None
+
+    def check_limits(self) -> None:
+        """Raise `TrainingDeclined` if the owner's limits do not allow training now."""
+        reason = find_refusal(self._limits, read_host())
+        if reason is not None:
+            raise TrainingDeclined(reason)
+
+    def _build_client(self, encoded_experiment: Any) -> SplitClient:
+        experiment = decode(localise_config(encoded_experiment, self._limits), Experiment)
+        method = experiment.method
+        if not isinstance(method, AnySplit):
+            raise ValueError(f"Expected a split method, got {type(method).__name__}")
+        net, data = build_experiment(experiment)
+        session = build_session(
+            method, net, data, experiment.fleet, experiment.seed, only_client=self.number
+        )
+        return session.clients[self.number]
+
+    def _save(self) -> None:
+        tensors = {
+            f"{STATE_PREFIX}/{name}": tensor for name, tensor in self._client.state_dict().items()
+        }
+        tensors |= {
+            f"{REPLY_PREFIX}/{n}": bytes_to_tensor(raw) for n, raw in self._pending_replies.items()
+        }
+        header = {"epoch": self._channel_epoch, "done": self._done_up_to}
+        # Renamed without fsync: a killed process loses nothing, and after a power loss the server
+        # sends the part again.
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_bytes(checkpoint.to_bytes(tensors, header))
+        os.replace(temporary, self._path)
+        self._saved_up_to = self._done_up_to
+
+    def _load(self, channel_epoch: str) -> None:
+        """Resume an epoch from the file; a new one starts with the part that the server sends."""
+        self._channel_epoch, self._pending_replies = channel_epoch, {}
+        self._done_up_to = self._saved_up_to = 0
+        self._is_batch_open, self._batch_seconds = False, 0.0
+        try:
+            tensors, header = checkpoint.load(self._path)
+        except (FileNotFoundError, checkpoint.CorruptCheckpoint):
+            return
+        if header["epoch"] == channel_epoch:
+            self._client.load_state_dict(select_subtree(STATE_PREFIX, tensors))
+            self._done_up_to = self._saved_up_to = int(header["done"])
+            self._pending_replies = {
+                int(n): tensor_to_bytes(t) for n, t in select_subtree(REPLY_PREFIX, tensors).items()
+            }

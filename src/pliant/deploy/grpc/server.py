@@ -1,0 +1,206 @@
+"""The gRPC server of a split run: device streams, TLS, and proof of each device's key."""
+
+import logging
+import threading
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from pliant.deploy.grpc.channel import DeviceChannel, UnexpectedReplies
+from pliant.deploy.grpc.frames import (
+    PROTOCOL_VERSION,
+    Challenge,
+    Hello,
+    MalformedFrame,
+    Proof,
+    Ready,
+    RunFinished,
+    SplitReply,
+    decode_device_frame,
+    encode_frame,
+)
+from pliant.deploy.security.challenge import (
+    INSECURE_FEDERATION,
+    is_signature_valid,
+    make_nonce,
+    read_federation_name,
+    read_public_keys,
+)
+from pliant.extras import require
+
+log = logging.getLogger("pliant")
+
+GRPC_SERVICE, GRPC_METHOD = "pliant.Split", "Work"
+HANDSHAKE_SECONDS = 20.0  # a device must prove its key within this time
+KEEPALIVE_MS = 20_000  # between pings on a silent connection
+PING_TIMEOUT_MS = 60_000  # the longest that a stream outlives its peer
+SPARE_STREAMS = 8  # for streams about to be replaced or refused
+
+
+class StreamRefused(Exception):
+    """A stream is refused for a reason."""
+
+    def __init__(self, code: str, reason: str, *, is_logged: bool = False) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+        self.is_logged = is_logged  # the log has this refusal already
+
+
+class GrpcServer:
+    """Accept device streams and connect each to the device's channel."""
+
+    def __init__(
+        self,
+        channels: dict[int, DeviceChannel],
+        experiment: object,  # as plain data
+        *,
+        address: str,  # HOST:PORT
+        keys: Path | None,
+        max_message_bytes: int,
+    ) -> None:
+        grpc: Any = require("grpc", "deploy")
+        self._grpc, self._channels, self._experiment = grpc, channels, experiment
+        self._public_keys = None if keys is None else read_public_keys(keys)
+        self._federation_name = (
+            INSECURE_FEDERATION if keys is None else read_federation_name(keys / "ca.crt")
+        )
+        self._refused_processes: dict[int, str] = {}  # by device: the last duplicate
+        handler = grpc.stream_stream_rpc_method_handler(self._handle_stream)  # bytes in, bytes out
+        service = grpc.method_handlers_generic_handler(GRPC_SERVICE, {GRPC_METHOD: handler})
+        self._server = grpc.server(
+            ThreadPoolExecutor(2 * len(channels) + SPARE_STREAMS, "pliant-grpc"),
+            handlers=(service,),
+            options=[
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 2),
+                ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+                ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 4),
+            ],
+            maximum_concurrent_rpcs=2 * len(channels) + SPARE_STREAMS,
+        )
+        try:
+            if keys is None:
+                self.port = int(self._server.add_insecure_port(address))
+            else:
+                pair = (keys / "server.key").read_bytes(), (keys / "server.pem").read_bytes()
+                credentials = grpc.ssl_server_credentials([pair])
+                self.port = int(self._server.add_secure_port(address, credentials))
+        except RuntimeError as error:
+            raise ValueError(f"Cannot listen at {address}: {error}") from None
+        if not self.port:
+            raise ValueError(f"Cannot listen at {address}")
+
+    def start(self) -> None:
+        """Start accepting devices."""
+        self._server.start()
+
+    def close(self) -> None:
+        """Tell all devices that the run is over, then stop."""
+        for channel in self._channels.values():
+            channel.close()
+        self._server.stop(2.0).wait()
+
+    def _handle_stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        timer = threading.Timer(HANDSHAKE_SECONDS, context.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            channel, stream_id = yield from self._authenticate(requests)
+        except StreamRefused as error:
+            if not error.is_logged:
+                log.warning("%s: %s", context.peer(), error.reason)
+            context.abort(getattr(self._grpc.StatusCode, error.code), error.reason)
+        finally:
+            timer.cancel()
+        refusals: list[StreamRefused] = []
+        context.add_callback(lambda: channel.detach(stream_id))
+        reader = threading.Thread(
+            target=self._receive_replies, args=(requests, channel, stream_id, refusals), daemon=True
+        )
+        reader.start()
+        epoch: str | None = None
+        while context.is_active():
+            frame, epoch = channel.get_next_frame(stream_id, epoch, self._experiment, timeout=1.0)
+            if frame is not None:
+                yield frame
+            if epoch is None:
+                break
+        if refusals:
+            context.abort(getattr(self._grpc.StatusCode, refusals[0].code), refusals[0].reason)
+        if channel.is_run_over:
+            yield encode_frame(RunFinished())
+
+    def _authenticate(
+        self, requests: Iterator[bytes]
+    ) -> Generator[bytes, None, tuple[DeviceChannel, int]]:
+        """Verify a device's identity; return its channel and the id of its stream."""
+        hello = _receive_header(requests, Hello)
+        if hello.version != PROTOCOL_VERSION:
+            raise StreamRefused(
+                "FAILED_PRECONDITION",
+                f"device {hello.device}: expected protocol version {PROTOCOL_VERSION}, "
+                f"got {hello.version}",
+            )
+        nonce = make_nonce()
+        yield encode_frame(Challenge(nonce, self._federation_name))
+        proof = _receive_header(requests, Proof)
+        if self._public_keys is not None and not is_signature_valid(
+            self._public_keys, proof.signature, nonce, self._federation_name, hello.device
+        ):
+            raise StreamRefused(
+                "UNAUTHENTICATED", f"device {hello.device}: expected a registered key"
+            )
+        if hello.device not in self._channels:
+            raise StreamRefused(
+                "FAILED_PRECONDITION",
+                f"device {hello.device}: expected a number below {len(self._channels)}",
+            )
+        channel = self._channels[hello.device]
+        stream_id = channel.attach(hello.process)
+        if stream_id is None:
+            is_logged = self._refused_processes.get(hello.device) == hello.process
+            self._refused_processes[hello.device] = hello.process
+            reason = f"device {hello.device}: expected one device with this number, got a second"
+            raise StreamRefused("ALREADY_EXISTS", reason, is_logged=is_logged)
+        return channel, stream_id
+
+    def _receive_replies(
+        self,
+        requests: Iterator[bytes],
+        channel: DeviceChannel,
+        stream_id: int,
+        refusals: list[StreamRefused],
+    ) -> None:
+        """Pass a device's frames to its channel until the stream ends."""
+        try:
+            for raw in requests:
+                header, tensors = decode_device_frame(raw)
+                if isinstance(header, Ready):
+                    channel.mark_ready(stream_id, header.epoch, header.done_up_to)
+                elif isinstance(header, SplitReply):
+                    channel.receive_reply(stream_id, header, tensors)
+                else:
+                    raise MalformedFrame(f"expected a reply, got {type(header).__name__}")
+        except (MalformedFrame, UnexpectedReplies) as error:
+            log.warning("device %s: %s", channel.device, error)
+            refusals.append(StreamRefused("INVALID_ARGUMENT", f"device {channel.device}: {error}"))
+        except Exception:  # the stream broke; the device will reconnect
+            log.debug("device %s: its stream broke", channel.device)
+        channel.detach(stream_id)
+
+
+def _receive_header(requests: Iterator[bytes], header_type: type[Any]) -> Any:
+    try:
+        header, _ = decode_device_frame(next(requests))
+    except MalformedFrame as error:
+        raise StreamRefused("INVALID_ARGUMENT", str(error)) from None
+    except Exception:  # gRPC raises a different class for each way of ending
+        raise StreamRefused("CANCELLED", "the stream ended during the handshake") from None
+    if not isinstance(header, header_type):
+        name = type(header).__name__
+        raise StreamRefused("INVALID_ARGUMENT", f"expected {header_type.__name__}, got {name}")
+    return header

@@ -1,0 +1,188 @@
+"""The server of a split run on real devices: the simulator's loop with remote clients.
+
+Methods, validation, ledger, records and checkpoints are the simulator's; only the clients and the
+clock differ. `pliant server` starts `python -m pliant.deploy.grpc.server_main SETUP`.
+"""
+
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from pliant.deploy.constants import LOG_FORMAT, SETTINGS_FILE
+from pliant.deploy.grpc.channel import DeviceChannel
+from pliant.deploy.grpc.device_main import EXIT_REPORTED
+from pliant.deploy.grpc.environment import WallClockEnvironment
+from pliant.deploy.grpc.remote_client import RemoteClient
+from pliant.deploy.grpc.server import GrpcServer
+from pliant.deploy.server.run_state import POLL_SECONDS, NotEnoughDevices
+from pliant.deploy.settings import ServerSettings
+from pliant.engine.ledger import RoundRecord
+from pliant.engine.split_ledger import ClientLedger
+from pliant.engine.split_loop import (
+    RoundEnvironment,
+    build_session,
+    build_virtual_environment,
+    run_split,
+)
+from pliant.experiment.build import build_experiment
+from pliant.experiment.config import Experiment, load_run_config
+from pliant.params import nbytes
+from pliant.split import AnySplit
+from pliant.split.client import LocalClient
+from pliant.value import encode
+
+MESSAGE_OVERHEAD = 1_000_000  # bytes allowed beyond the tensors
+
+log = logging.getLogger("pliant")
+
+
+class SplitServerSetup(Struct, frozen=True):
+    """The arguments of the server's process."""
+
+    folder: str
+    host: str
+    port: int
+    keys: str | None
+
+
+class SplitServerRun:
+    """A split experiment with its device channels and gRPC server."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        settings: ServerSettings,
+        *,
+        address: str,
+        keys: Path | None,
+    ) -> None:
+        method = experiment.method
+        if not isinstance(method, AnySplit):
+            raise ValueError(f"Expected a split method, got {type(method).__name__}")
+        self._experiment, self._settings, self._method = experiment, settings, method
+        net, data = build_experiment(experiment)
+        self.channels = {
+            client: DeviceChannel(client, settings.allowance) for client in range(len(data))
+        }
+        self.clients: dict[int, RemoteClient] = {}
+        max_abs = experiment.settings.guard.largest
+        largest_state = 0
+
+        def make_remote_client(local: LocalClient) -> RemoteClient:
+            nonlocal largest_state
+            largest_state = max(largest_state, nbytes(local.state_dict()))
+            client = RemoteClient(self.channels[local.number], local, max_abs)
+            self.clients[local.number] = client
+            return client
+
+        fleet, seed = experiment.fleet, experiment.seed
+        self._session = build_session(
+            method, net, data, fleet, seed, make_client=make_remote_client
+        )
+        activations = method.local.batch * math.prod(self._session.activation_shape)
+        largest_payload = method.payload.dense_size(activations)
+        self.grpc_server = GrpcServer(
+            self.channels,
+            encode(experiment),
+            address=address,
+            keys=keys,
+            max_message_bytes=2 * max(largest_state, largest_payload) + MESSAGE_OVERHEAD,
+        )
+        self._has_started = False
+
+    def run_rounds(self, folder: Path) -> Iterator[RoundRecord]:
+        """Run all remaining rounds and yield their records."""
+        settings = msgspec.structs.replace(self._experiment.settings, checkpoint_every=1)
+        self.grpc_server.start()
+        try:
+            yield from run_split(
+                self._method, self._session, settings, self._make_environment, folder=folder
+            )
+        finally:
+            self.grpc_server.close()
+
+    def _make_environment(self, round_number: int, start: float) -> RoundEnvironment:
+        self._wait_for_devices()
+        experiment, session = self._experiment, self._session
+        fleet, settings = experiment.fleet, experiment.settings
+        if self._settings.pace == "simulated":
+
+            def has_left(client: int) -> bool:
+                remote = self.clients[client]
+                while remote.problems:
+                    environment.record_refusal(client, remote.problems.pop())
+                return not remote.channel.is_in_round
+
+            speed = experiment.server_speed
+            environment = build_virtual_environment(
+                session, fleet, settings, round_number, start, speed, has_left=has_left
+            )
+            return environment
+        ledger = ClientLedger(
+            session.data.train.classes, session.client_classes, settings.guard.largest
+        )
+        round_macs = session.samples_per_round * session.device_training_macs
+        return WallClockEnvironment(fleet, round_macs, self.clients, ledger, seed=settings.seed)
+
+    def _wait_for_devices(self) -> None:
+        """Wait for all devices at first, and for a quorum in later rounds.
+
+        After `patience` seconds the first round, too, starts with a quorum: a restarted server
+        does not know which devices had left.
+        """
+        quorum = max(1, self._experiment.rules.quorum_size(len(self.clients)))
+        expected = quorum if self._has_started else len(self.clients)
+        end = time.monotonic() + self._settings.patience
+        while (count := self._join_devices()) < expected:
+            if time.monotonic() > end:
+                if count >= quorum:
+                    break
+                raise NotEnoughDevices(f"expected {quorum} or more devices online, got {count}")
+            time.sleep(min(POLL_SECONDS, 0.05))
+        self._has_started = True
+
+    def _join_devices(self) -> int:
+        """Add the devices that are ready to the round; return how many take part."""
+        count = 0
+        for device, remote in self.clients.items():
+            was_in_round = remote.channel.is_in_round
+            if remote.join_round():
+                count += 1
+                if not was_in_round:
+                    log.info("device %s joined", device)
+        return count
+
+
+def main(setup: SplitServerSetup) -> int:
+    """Run or resume the experiment of a folder."""
+    import torch
+
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    log.setLevel(logging.INFO)
+    folder = Path(setup.folder)
+    keys = None if setup.keys is None else Path(setup.keys)
+    try:
+        settings = msgspec.json.decode((folder / SETTINGS_FILE).read_bytes(), type=ServerSettings)
+        host = f"[{setup.host}]" if ":" in setup.host else setup.host
+        address = f"{host}:{setup.port}"
+        run = SplitServerRun(load_run_config(folder), settings, address=address, keys=keys)
+        for _ in run.run_rounds(folder):
+            pass  # the records are in the folder
+    except (ValueError, OSError, NotEnoughDevices) as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_REPORTED
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(msgspec.json.decode(sys.argv[1].encode(), type=SplitServerSetup))
+    sys.stderr.flush()
+    os._exit(code)  # torch and gRPC are slow to shut down

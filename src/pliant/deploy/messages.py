@@ -1,0 +1,103 @@
+"""The messages between server and device, and their encoding.
+
+A message is a header of plain data and named tensors, encoded like a checkpoint: safetensors with
+a SHA-256, and no code. Times are durations, because the clocks of two machines differ.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+from torch import Tensor
+
+from pliant.compression import AnyCompression, Uncompressed
+from pliant.deploy.settings import Pace
+from pliant.params import Params
+from pliant.storage import checkpoint
+
+DELTA, EXTRA, PARAMS = "change", "extra", "params"
+
+
+class TrainRequest(Struct, frozen=True):
+    """Ask a device to train, or only to report its speed."""
+
+    kind: Literal["hello", "train"]
+    experiment: Any  # as returned by `pliant.value.encode`
+    device: int
+    round: int = 0
+    lr: float = 0.0
+    pace: Pace = "measured"
+    row: int | None = None  # if the server chooses it
+    macs: float = 0.0  # expected of the first mini-batch, if the server chooses the row
+    seconds: float = 0.0  # from the request's arrival to the reply
+    merged_round: int | None = None  # the last round in which this device's update was merged
+    compression: AnyCompression = Uncompressed()
+
+
+class TrainReply(Struct, frozen=True):
+    """A device's report; the server must trust none of it."""
+
+    kind: Literal["hello", "update", "late", "declined", "failed"]
+    device: int
+    round: int = 0
+    reason: str = ""
+    rows: tuple[int, ...] = ()  # of each mini-batch
+    times: tuple[float, ...] = ()  # start of each mini-batch, and end of the last one
+    seconds: float = 0.0  # since the request arrived
+    samples: int = 0
+    macs: float = 0.0
+    loss: float | None = None
+    num_samples: int = 0
+    short: int = 0  # mini-batches for which even the smallest row was too expensive
+    curve: tuple[
+        tuple[float, float], ...
+    ] = ()  # share of the full MACs, seconds per mini-batch now
+
+
+class MalformedMessage(ValueError):
+    """Bytes that are not a valid message."""
+
+
+def encode_message(
+    header: TrainRequest | TrainReply, tensors: Mapping[str, Mapping[str, Tensor]] | None = None
+) -> bytes:
+    """Encode a message; its tensors come in named groups."""
+    flat = {
+        f"{group}/{name}": tensor
+        for group, params in (tensors or {}).items()
+        for name, tensor in params.items()
+    }
+    return checkpoint.to_bytes(flat, msgspec.to_builtins(header))
+
+
+def decode_request(raw: bytes) -> tuple[TrainRequest, dict[str, Params]]:
+    """Decode a server's request."""
+    flat, header = _decode_message(raw)
+    return msgspec.convert(header, TrainRequest), _group_tensors(flat)
+
+
+def decode_reply(raw: bytes) -> tuple[TrainReply, dict[str, Params]]:
+    """Decode a device's reply, or raise `MalformedMessage` with one line."""
+    flat, header = _decode_message(raw)
+    try:
+        return msgspec.convert(header, TrainReply), _group_tensors(flat)
+    except msgspec.ValidationError as error:
+        raise MalformedMessage(f"a valid header: {error}") from None
+
+
+def _decode_message(raw: bytes) -> tuple[Params, Any]:
+    try:
+        return checkpoint.from_bytes(raw, "body")
+    except checkpoint.CorruptCheckpoint as error:
+        raise MalformedMessage(f"an intact message: {error}") from None
+    except Exception as error:  # the server must survive anything that a device sends
+        raise MalformedMessage(f"a readable message, got {type(error).__name__}") from None
+
+
+def _group_tensors(flat: Mapping[str, Tensor]) -> dict[str, Params]:
+    groups: dict[str, Params] = {}
+    for path, tensor in flat.items():
+        group, _, name = path.partition("/")
+        groups.setdefault(group, {})[name] = tensor
+    return groups

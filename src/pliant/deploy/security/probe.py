@@ -1,0 +1,152 @@
+"""Probe a server before connecting: is it up, is it trusted, which protocol does it speak."""
+
+import logging
+import socket
+import ssl
+import time
+from pathlib import Path
+from typing import Literal
+
+from pliant.deploy.constants import LOOPBACK, PORTS
+from pliant.deploy.security.certificates import check_host, check_private_file
+
+log = logging.getLogger("pliant")
+
+ServerKind = Literal["split", "federated"]
+RETRY_SECONDS = 1.0
+TIMEOUT_SECONDS = 10.0
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # and SETTINGS
+_SETTINGS_FRAME = 4  # the type of the first frame of an HTTP/2 server
+_NAME_MISMATCH = (62, 64)  # OpenSSL's codes for a wrong host name and a wrong address
+
+
+def check_address(server: str, ca: Path | None, key: Path | None) -> tuple[str, int]:
+    """Return host and port; raise an error for remote hosts without TLS and key."""
+    host, _, port = server.rpartition(":")
+    host = host.strip("[]")
+    if not host or not (port.isascii() and port.isdigit()):
+        raise ValueError(f"Expected --server HOST:PORT, got {server!r}")
+    if int(port) not in PORTS:
+        raise ValueError(f"Expected --server HOST:PORT with a port from 1 to 65535, got {server!r}")
+    check_host(host, "--server HOST:PORT with a host name or an address")
+    if (ca is None or key is None) and host not in LOOPBACK:
+        raise ValueError(f"Expected --keys FOLDER for {host}: --insecure is for loopback only")
+    if ca is not None:
+        _make_tls_context(ca)
+    if key is not None:
+        check_private_file(key)
+    return host, int(port)
+
+
+def wait_for_server(host: str, port: int, ca: Path | None) -> ServerKind:
+    """Probe until a server answers; log once that it is missing."""
+    context = None if ca is None else _make_tls_context(ca)
+    is_logged = False
+    while True:
+        try:
+            return _detect_protocol(host, port, ca, context)
+        except PermissionError:
+            raise
+        except OSError as error:
+            if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
+                raise ValueError(
+                    f"Expected --server HOST:PORT, got an unknown host: {host!r}"
+                ) from None
+            if not is_logged:
+                log.warning("no server at %s:%s; retrying", host, port)
+            is_logged = True
+            time.sleep(RETRY_SECONDS)
+
+
+def detect_protocol(host: str, port: int, ca: Path | None) -> ServerKind:
+    """Return a server's kind: split if it speaks HTTP/2 (gRPC), federated if HTTP/1.1 (Flower).
+
+    Raise OSError if there is no server or it closes the connection, and PermissionError if it
+    cannot be trusted.
+    """
+    return _detect_protocol(host, port, ca, None if ca is None else _make_tls_context(ca))
+
+
+def _detect_protocol(
+    host: str, port: int, ca: Path | None, context: ssl.SSLContext | None
+) -> ServerKind:
+    if context is None:
+        return _detect_without_tls(host, port)
+    try:
+        with (
+            socket.create_connection((host, port), TIMEOUT_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secure,
+        ):
+            return "split" if secure.selected_alpn_protocol() == "h2" else "federated"
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code in _NAME_MISMATCH:
+            names = _fetch_certificate_names(host, port, context)
+            reason = f"the certificate is for {names}, not for {host}: make keys with --host {host}"
+        else:
+            detail = error.verify_message or "it is not trusted"
+            reason = f"expected a certificate of the authority in {ca}, got another ({detail})"
+        raise PermissionError(f"{host}:{port}: {reason}") from None
+    except ssl.SSLError as error:
+        is_closed = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+        if is_closed or "ALERT" in (error.reason or ""):
+            raise  # as a server does that is being stopped
+        raise PermissionError(f"{host}:{port}: expected TLS, got none") from None
+
+
+def _detect_without_tls(host: str, port: int) -> ServerKind:
+    with socket.create_connection((host, port), TIMEOUT_SECONDS) as plain:
+        plain.sendall(PREFACE)
+        try:
+            header = plain.recv(9)
+        except ConnectionResetError:
+            header = b""
+    if header.startswith(b"HTTP/1"):
+        return "federated"
+    if len(header) == 9 and header[3] == _SETTINGS_FRAME:
+        return "split"
+    if header or _needs_tls(host, port):
+        raise PermissionError(f"{host}:{port}: expected no TLS, got a server that requires --keys")
+    raise ConnectionResetError(f"{host}:{port} closed the connection")
+
+
+def _needs_tls(host: str, port: int) -> bool:
+    """Return whether a server speaks TLS; without TLS it sends nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # nothing is sent
+    try:
+        with (
+            socket.create_connection((host, port), TIMEOUT_SECONDS) as plain,
+            context.wrap_socket(plain),
+        ):
+            return True
+    except OSError:
+        return False
+
+
+def _make_tls_context(ca: Path) -> ssl.SSLContext:
+    """Return a TLS context that trusts only one authority."""
+    try:
+        context = ssl.create_default_context(cafile=str(ca))
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{ca}: expected the authority of `pliant deploy init`, found no file"
+        ) from None
+    except (ssl.SSLError, IsADirectoryError):
+        raise ValueError(f"{ca}: expected a certificate in PEM, got something else") from None
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    return context
+
+
+def _fetch_certificate_names(host: str, port: int, context: ssl.SSLContext) -> str:
+    """Return the names in a server's certificate."""
+    context.check_hostname = False  # the authority is still verified
+    try:
+        with (
+            socket.create_connection((host, port), TIMEOUT_SECONDS) as plain,
+            context.wrap_socket(plain) as secure,
+        ):
+            certificate = secure.getpeercert() or {}
+    finally:
+        context.check_hostname = True
+    return ", ".join(str(entry[1]) for entry in certificate.get("subjectAltName", ())) or "no host"

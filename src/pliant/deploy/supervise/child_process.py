@@ -1,0 +1,211 @@
+"""Start child processes that end with their parent, and stop them on Ctrl-C."""
+
+import ctypes
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from pliant.deploy.constants import LOOPBACK, PORTS
+from pliant.extras import MissingExtra
+
+QUIET_ENV = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; one by default
+}
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TERMINATE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+
+
+def make_process_env(home: Path) -> dict[str, str]:
+    """Return the environment of child processes: no telemetry, no installs, our interpreter."""
+    bin_folder = str(Path(sys.executable).parent)
+    path = os.pathsep.join([bin_folder, os.environ.get("PATH", "")])
+    threads = {"OMP_NUM_THREADS": "1"}
+    return {**os.environ, **threads, **QUIET_ENV, "FLWR_HOME": str(home), "PATH": path}
+
+
+class ChildProcess:
+    """A child process and its log."""
+
+    def __init__(
+        self, command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path | None = None
+    ) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab") as file:
+            self.process = subprocess.Popen(
+                list(command),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=dict(env),
+                cwd=cwd,
+                start_new_session=True,  # Ctrl-C is for the parent, which stops its children
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+        self.log = log
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the process is still running."""
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        """Stop the process and its children, and wait for its end."""
+        if self.is_alive:
+            self._signal_group(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(TERMINATE_SECONDS)
+        self._signal_group(signal.SIGKILL)  # whatever is left of its group
+        self.process.wait()
+
+    def _signal_group(self, signum: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signum)  # it leads a group, by `start_new_session`
+
+    def read_log_tail(self, count: int = 5) -> str:
+        """Return the last lines of the log."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-count:])
+
+
+class Supervisor(Protocol):
+    """Something that is started, and must be closed even if starting fails."""
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def run_supervisor(supervisor: Supervisor) -> Iterator[None]:
+    """Start a supervisor and close it at the end, or on Ctrl-C or SIGTERM.
+
+    Closing takes seconds. Further signals are ignored, as they would leave processes behind.
+    """
+    with interrupt_on_signal():
+        try:
+            supervisor.start()
+            yield
+        finally:
+            _ignore_signals()
+            supervisor.close()
+
+
+@contextmanager
+def interrupt_on_signal() -> Iterator[None]:
+    """Raise KeyboardInterrupt on the first Ctrl-C or SIGTERM, and ignore all later ones."""
+    handlers = {signum: signal.getsignal(signum) for signum in END_SIGNALS}
+    for signum, handler in handlers.items():
+        if handler is not signal.SIG_IGN:  # as a shell sets it for background jobs
+            signal.signal(signum, _interrupt)
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+
+
+def _ignore_signals() -> None:
+    for signum in END_SIGNALS:  # with a function, as children would inherit SIG_IGN
+        signal.signal(signum, _ignore)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    _ignore_signals()
+    raise KeyboardInterrupt
+
+
+def _ignore(signum: int, frame: FrameType | None) -> None:
+    pass
+
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process when its parent dies, for whatever reason."""
+    if _LIBC is not None:  # loaded before the fork, after which little is safe
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def require_flower() -> None:
+    """Raise `MissingExtra` if Flower is not installed, without importing it."""
+    if find_spec("flwr") is None:
+        raise MissingExtra("flwr is not installed: run `pip install 'pliant[deploy]'`")
+
+
+def require_grpc() -> None:
+    """Raise `MissingExtra` if gRPC is not installed, without importing it."""
+    if find_spec("grpc") is None:
+        raise MissingExtra("grpc is not installed: run `pip install 'pliant[deploy]'`")
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise a one-line error if it is impossible to listen on a port."""
+    if port not in PORTS:
+        raise ValueError(f"Expected --port from 1 to 65535, got {port}")
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise ValueError(
+            f"Expected --host to be an address of this machine, got {host!r}"
+        ) from None
+    problems = [_find_bind_error(family, address) for family, _, _, _, address in addresses]
+    if errno.EADDRINUSE in problems:
+        raise ValueError(
+            f"Cannot listen on {host}:{port}: the port is taken; choose another --port"
+        )
+    if all(problem == errno.EADDRNOTAVAIL for problem in problems):
+        raise ValueError(f"Cannot listen on {host}: it is not an address of this machine")
+    if None not in problems:
+        raise ValueError(f"Cannot listen on {host}:{port}: {os.strerror(problems[0] or 0)}")
+
+
+def _find_bind_error(family: int, address: object) -> int | None:
+    """Return the error number of a failed bind, or None."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)  # type: ignore[arg-type] # as getaddrinfo gave it
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def check_keys(host: str, keys: Path | None) -> None:
+    """Require keys for serving other machines."""
+    if keys is None and host not in LOOPBACK:
+        raise ValueError(f"Expected --keys FOLDER for {host}: --insecure is for loopback only")
+
+
+def format_local_address(host: str, port: int) -> str:
+    """Return the address at which this machine reaches a server that listens on a host.
+
+    >>> from pliant.deploy.supervise.child_process import format_local_address
+    >>> [format_local_address(host, 9092) for host in ("0.0.0.0", "::1", "10.0.0.7")]
+    ['127.0.0.1:9092', '[::1]:9092', '10.0.0.7:9092']
+    """
+    if host in ("0.0.0.0", "localhost"):
+        return f"127.0.0.1:{port}"
+    if host == "::":
+        return f"[::1]:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def find_script(name: str) -> str:
+    """Return the path of a command that is installed next to our interpreter."""
+    path = Path(sys.executable).parent / name
+    return str(path) if path.exists() else name

@@ -1,0 +1,114 @@
+"""Run a whole federation on this machine: a server and its devices."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from pliant.deploy.device.host import Limits
+from pliant.deploy.security.certificates import check_fleet_keys
+from pliant.deploy.settings import ServerSettings
+from pliant.deploy.supervise.node import FlowerDeviceSupervisor
+from pliant.deploy.supervise.server import FlowerServerSupervisor
+from pliant.deploy.supervise.split_node import SplitNodeSupervisor
+from pliant.deploy.supervise.split_server import SplitServerSupervisor
+from pliant.engine.ledger import RoundRecord
+from pliant.experiment.config import Experiment, load_run_config, start_run
+from pliant.split import AnySplit
+from pliant.value import encode
+
+
+class Federation:
+    """Start a server and devices as processes on loopback; closing ends exactly those."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        *,
+        settings: ServerSettings | None = None,
+        port: int = 9092,
+        keys: Path | None = None,
+        limits: Limits | None = None,
+        cpus: Sequence[int] = (),
+    ) -> None:
+        if keys is not None:
+            check_fleet_keys(keys, experiment.fleet.size)
+        self.server = select_server_class(experiment)(
+            folder, settings or ServerSettings(), port=port, keys=keys
+        )
+        open_run(folder, experiment)  # only after every check has passed
+        is_split = isinstance(experiment.method, AnySplit)
+        device_class = SplitNodeSupervisor if is_split else FlowerDeviceSupervisor
+        self.devices: list[FlowerDeviceSupervisor | SplitNodeSupervisor] = []
+        self._stop = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, daemon=True)
+        try:
+            for number in range(experiment.fleet.size):
+                device = device_class(
+                    number,
+                    self.server.address,
+                    folder / "devices" / str(number),
+                    limits or Limits(),
+                    ca=None if keys is None else keys / "ca.crt",
+                    key=None if keys is None else keys / "devices" / str(number) / "key",
+                    cpu=cpus[number] if cpus else None,
+                )
+                self.devices.append(device)
+        except BaseException:
+            self.close()  # devices have made folders for their sockets
+            raise
+
+    def start(self) -> None:
+        """Start the server and its devices."""
+        self.server.start()  # first, as a device with an unregistered key is refused
+        for device in self.devices:
+            device.start()
+        self._supervisor.start()
+
+    def __enter__(self) -> "Federation":
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def watch(self) -> Iterator[RoundRecord]:
+        """Yield the record of each round as it ends."""
+        yield from self.server.watch()
+
+    def close(self) -> None:
+        """Stop everything that was started, even if one part fails to stop."""
+        with ExitStack() as stack:
+            stack.callback(self.server.close)
+            for device in reversed(self.devices):
+                stack.callback(device.close)
+            self._stop.set()
+            if self._supervisor.is_alive():
+                self._supervisor.join()
+
+    def _supervise(self) -> None:
+        while not self._stop.wait(0.2):
+            for device in self.devices:
+                device.restart_dead()
+
+
+def select_server_class(
+    experiment: Experiment,
+) -> type[FlowerServerSupervisor] | type[SplitServerSupervisor]:
+    """Return the kind of server that an experiment's method needs."""
+    return (
+        SplitServerSupervisor if isinstance(experiment.method, AnySplit) else FlowerServerSupervisor
+    )
+
+
+def open_run(folder: Path, experiment: Experiment) -> None:
+    """Start a run in a folder, or resume the same run."""
+    if not (folder / "config.json").exists():
+        start_run(folder, experiment)
+    elif encode(load_run_config(folder)) != encode(experiment):
+        raise FileExistsError(f"{folder} holds another run; choose another folder with --out")

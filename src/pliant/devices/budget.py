@@ -1,0 +1,162 @@
+"""Budget policies: how much each device spends on its next mini-batch, given its current status."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pliant.devices.vector_rng import FloatArray, IntArray
+
+BoolArray = NDArray[np.bool_]
+Budget = Literal["as-written", "paced"]
+
+# A row that fits exactly must not be lost to rounding. Deadlines allow for twice as much.
+ROUNDING_TOLERANCE = 1e-9
+
+
+class DeviceStatus(NamedTuple):
+    """What several devices know just before mini-batch `step`, one entry per device.
+
+    Times are seconds since the start of the round and speeds are MAC/s. The `full_macs` fields are
+    costs with the full network.
+    """
+
+    devices: IntArray
+    step: int
+    now: FloatArray
+    speed: FloatArray
+    time_left: FloatArray  # to the end of the round, less the upload
+    round_seconds: float
+    full_macs: FloatArray  # of this mini-batch
+    full_macs_left: FloatArray  # of this and all later mini-batches
+    full_macs_in_round: FloatArray
+
+
+class RowChoice(NamedTuple):
+    """The table row each device runs next, and the MACs expected of it.
+
+    A policy without a table sets only the MACs; the row is then meaningless.
+    """
+
+    row: IntArray
+    macs: FloatArray
+    is_short: BoolArray | None = None  # the budget is below the smallest row, which is run anyway
+
+
+class BudgetPolicy(Protocol):
+    """How devices choose a row: before every mini-batch, or once per round."""
+
+    @property
+    def is_per_round(self) -> bool: ...
+
+    def choose(self, status: DeviceStatus) -> RowChoice: ...
+
+
+def compute_budget(status: DeviceStatus, kind: Budget) -> FloatArray:
+    """Return the MACs that each device may spend on its next mini-batch.
+
+    `as-written` (Rapp et al., Algorithm 1): speed times this mini-batch's fixed slot of the round.
+    `paced`: speed times this mini-batch's share of the time left.
+    """
+    if kind == "as-written":
+        return status.speed * (status.round_seconds * status.full_macs / status.full_macs_in_round)
+    return status.speed * (status.time_left * status.full_macs / status.full_macs_left)
+
+
+@dataclass(frozen=True)
+class CostRows:
+    """A table of possible mini-batch costs, as rising shares of the full network's cost.
+
+    >>> import numpy as np
+    >>> from pliant.devices import CostRows
+    >>> rows = CostRows((0.25, 0.5, 1.0))
+    >>> rows.find_rows(np.array([0.1, 0.5, 0.99, 2.0])).tolist()
+    [0, 1, 1, 2]
+    """
+
+    shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        steps = np.diff((0.0, *self.shares))
+        if not self.shares or not self.shares[0] > 0 or not (steps >= 0).all():
+            raise ValueError(f"Expected rising shares above 0, got {self.shares}")
+
+    @cached_property
+    def share_array(self) -> FloatArray:
+        return np.array(self.shares, np.float64)
+
+    def find_rows(self, share: FloatArray) -> IntArray:
+        """Return the last row whose share does not exceed `share`, or else the first row."""
+        share = share * (1 + ROUNDING_TOLERANCE)
+        end: IntArray = np.searchsorted(self.share_array, share, side="right")
+        return np.maximum(end - 1, 0)
+
+    def choose(self, status: DeviceStatus, max_macs: FloatArray) -> RowChoice:
+        """Return the largest row that costs each device at most `max_macs`, or else the first."""
+        row = self.find_rows(max_macs / status.full_macs)
+        is_short = max_macs / status.full_macs * (1 + ROUNDING_TOLERANCE) < self.share_array[0]
+        return RowChoice(row, self.share_array[row] * status.full_macs, is_short)
+
+
+@dataclass(frozen=True)
+class PerBatch:
+    """Choose a row before every mini-batch from the current speed, as DISTREAL does.
+
+    >>> from pliant.devices import CostRows, PerBatch
+    >>> PerBatch(CostRows((0.25, 0.5, 1.0)), budget="paced").is_per_round
+    False
+    """
+
+    rows: CostRows
+    budget: Budget = "as-written"
+
+    @property
+    def is_per_round(self) -> bool:
+        return False
+
+    def choose(self, status: DeviceStatus) -> RowChoice:
+        return self.rows.choose(status, compute_budget(status, self.budget))
+
+
+@dataclass(frozen=True)
+class PerRound:
+    """Choose one row per round, for `margin` times the budget at the round's starting speed.
+
+    >>> from pliant.devices import CostRows, PerRound
+    >>> PerRound(CostRows((0.25, 0.5, 1.0)), margin=0.7).is_per_round
+    True
+    """
+
+    rows: CostRows
+    margin: float = 1.0
+
+    @property
+    def is_per_round(self) -> bool:
+        return True
+
+    def choose(self, status: DeviceStatus) -> RowChoice:
+        return self.rows.choose(status, self.margin * compute_budget(status, "paced"))
+
+
+FULL_NETWORK = PerRound(CostRows((1.0,)))  # the full network, whatever the speed
+
+
+@dataclass(frozen=True, eq=False)
+class FixedChoice:
+    """Repeat for the whole round a choice made at its start, so that packing can begin early."""
+
+    status: DeviceStatus
+    choice: RowChoice
+
+    @property
+    def is_per_round(self) -> bool:
+        return True
+
+    def choose(self, status: DeviceStatus) -> RowChoice:
+        order = np.argsort(self.status.devices)
+        index = order[np.searchsorted(self.status.devices, status.devices, sorter=order)]
+        share = self.choice.macs[index] / self.status.full_macs[index]
+        is_short = None if self.choice.is_short is None else self.choice.is_short[index]
+        return RowChoice(self.choice.row[index], share * status.full_macs, is_short)

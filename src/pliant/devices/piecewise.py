@@ -1,0 +1,195 @@
+"""Piecewise-constant speeds of several devices over a span of time, with exact integrals."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pliant.devices.vector_rng import FloatArray, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class PiecewiseConstant:
+    """The speeds of n devices over `length` seconds from a common start.
+
+    Times count from the start, so a run of many rounds loses no precision. Device i has speed
+    `levels[i, j]` from `times[i, j]` on; the first time is 0 and unused columns hold infinity.
+
+    >>> import numpy as np
+    >>> from pliant.devices.piecewise import PiecewiseConstant
+    >>> speeds = PiecewiseConstant(np.array([[0.0, 2.0]]), np.array([[1.0, 0.5]]), length=4.0)
+    >>> float(speeds.work(np.array([3.0]))[0])
+    2.5
+    >>> float(speeds.finish_time(np.array([1.0]), np.array([1.5]))[0])
+    3.0
+    """
+
+    times: FloatArray  # (device, segment)
+    levels: FloatArray  # (device, segment)
+    length: float
+
+    @cached_property
+    def cumulative_work(self) -> FloatArray:  # (device, segment + 1): at each change and at the end
+        ends = np.minimum(self.times, self.length)
+        widths = np.diff(ends, axis=1, append=self.length)
+        zero = np.zeros((len(self.times), 1))
+        return np.concatenate([zero, np.cumsum(widths * self.levels, axis=1)], axis=1)
+
+    @property
+    def total(self) -> FloatArray:
+        """Return each device's work over the whole length."""
+        return self.cumulative_work[:, -1]
+
+    def select(self, index: IntArray) -> "PiecewiseConstant":
+        """Return the speeds of these devices only."""
+        return PiecewiseConstant(self.times[index], self.levels[index], self.length)
+
+    def scale(self, factor: FloatArray | float) -> "PiecewiseConstant":
+        """Multiply each device's speed by its factor."""
+        factors = np.broadcast_to(np.asarray(factor, np.float64), len(self.times))
+        return PiecewiseConstant(self.times, self.levels * factors[:, None], self.length)
+
+    def speed(self, at: FloatArray) -> FloatArray:
+        """Return each device's speed at its own time; a change applies from its instant on."""
+        return self._pick(self.levels, _count_true(self.times <= at[:, None]) - 1)
+
+    def work(self, at: FloatArray) -> FloatArray:
+        """Return each device's work from the start to its own time."""
+        at = np.minimum(at, self.length)
+        segment = _count_true(self.times <= at[:, None]) - 1
+        since = at - self._pick(self.times, segment)
+        return self._pick(self.cumulative_work, segment) + since * self._pick(self.levels, segment)
+
+    def finish_time(self, at: FloatArray, work: FloatArray) -> FloatArray:
+        """Return the first time by which each device has done `work` after `at`, or infinity."""
+        target = self.work(at) + work
+        # strictly below: work that ends at a pause is done when the pause starts
+        behind = _count_true(self.cumulative_work < target[:, None])
+        is_never = behind == self.cumulative_work.shape[1]
+        segment = np.maximum(behind - 1 - is_never, 0)
+        level = self._pick(self.levels, segment)
+        level = np.where(is_never | (level == 0), 1.0, level)
+        rest = target - self._pick(self.cumulative_work, segment)
+        end = self._pick(self.times, segment) + rest / level
+        end = np.where(work > 0, np.maximum(end, at), at)
+        return np.where(is_never, np.inf, end)
+
+    @cached_property
+    def _all_devices(self) -> IntArray:
+        return np.arange(len(self.times))
+
+    def _pick(self, table: FloatArray, column: IntArray) -> FloatArray:
+        return np.asarray(table[self._all_devices, column])
+
+
+def _count_true(flags: NDArray[np.bool_]) -> IntArray:
+    return np.asarray(flags.sum(axis=1, dtype=np.int64))
+
+
+def make_constant(levels: FloatArray, length: float) -> PiecewiseConstant:
+    """Return devices that each keep one speed.
+
+    >>> import numpy as np
+    >>> from pliant.devices.piecewise import make_constant
+    >>> make_constant(np.array([0.5, 1.0]), length=2.0).total.tolist()
+    [1.0, 2.0]
+    """
+    return PiecewiseConstant(np.zeros((len(levels), 1)), levels[:, None], length)
+
+
+def multiply(a: PiecewiseConstant, b: PiecewiseConstant) -> PiecewiseConstant:
+    """Return the product of two speeds of the same devices over the same length.
+
+    >>> import numpy as np
+    >>> from pliant.devices.piecewise import PiecewiseConstant, make_constant, multiply
+    >>> half = make_constant(np.array([0.5]), length=2.0)
+    >>> later = PiecewiseConstant(np.array([[0.0, 1.0]]), np.array([[0.0, 1.0]]), length=2.0)
+    >>> multiply(half, later).total.tolist()
+    [0.5]
+    """
+    times = np.concatenate([a.times, b.times], axis=1)
+    order = np.argsort(times, axis=1, kind="stable")
+    is_first = order < a.times.shape[1]
+    # in order of time, the current segment of a factor is the number of its changes so far
+    in_a = np.maximum(np.cumsum(is_first, axis=1) - 1, 0)
+    in_b = np.maximum(np.cumsum(~is_first, axis=1) - 1, 0)
+    levels = np.take_along_axis(a.levels, in_a, 1) * np.take_along_axis(b.levels, in_b, 1)
+    return trim_columns(np.take_along_axis(times, order, 1), levels, a.length)
+
+
+def trim_columns(times: FloatArray, levels: FloatArray, length: float) -> PiecewiseConstant:
+    """Drop the last columns in which no device changes."""
+    used = np.flatnonzero((times < length).any(axis=0))
+    width = int(used[-1]) + 1 if len(used) else 1
+    return PiecewiseConstant(times[:, :width], levels[:, :width], length)
+
+
+def stack_devices(parts: list[PiecewiseConstant], positions: list[IntArray]) -> PiecewiseConstant:
+    """Join the devices of several parts, each at its positions in the result."""
+    width = max(part.times.shape[1] for part in parts)
+    count = sum(len(rows) for rows in positions)
+    times = np.full((count, width), np.inf)
+    levels = np.zeros((count, width))
+    for part, rows in zip(parts, positions, strict=True):
+        times[rows, : part.times.shape[1]] = part.times
+        levels[rows, : part.times.shape[1]] = part.levels
+    return PiecewiseConstant(times, levels, parts[0].length)
+
+
+class SpeedPattern(NamedTuple):
+    """One device's speeds from time 0, repeated after `period` seconds (infinity: never)."""
+
+    times: FloatArray  # ascending from 0
+    levels: FloatArray
+    period: float = math.inf
+
+
+def make_on_off_pattern(
+    windows: tuple[tuple[float, float], ...], period: float, where: str
+) -> SpeedPattern:
+    """Return the pattern with speed 1 inside the windows and 0 outside."""
+    if not period > 0:
+        raise ValueError(f"{where}: expected a period above 0, got {period}")
+    times, levels, last = [0.0], [0.0], 0.0
+    for on, off in windows:
+        if not last <= on <= off <= period:
+            raise ValueError(
+                f"{where}: expected windows in order, none past {period}, "
+                f"got {on} to {off} after {last}"
+            )
+        times += [on, off]
+        levels += [1.0, 0.0]
+        last = off
+    return SpeedPattern(np.array(times), np.array(levels), period)
+
+
+def expand_patterns(
+    patterns: list[SpeedPattern], devices: IntArray, start: float, length: float
+) -> PiecewiseConstant:
+    """Return the speeds of devices of which number i follows pattern i modulo their number."""
+    chosen, inverse = np.unique(devices % len(patterns), return_inverse=True)
+    slices = [_slice_pattern(patterns[number], start, length) for number in chosen]
+    width = max(len(times) for times, _ in slices)
+    times = np.full((len(slices), width), np.inf)
+    levels = np.zeros((len(slices), width))
+    for row, (row_times, row_levels) in enumerate(slices):
+        times[row, : len(row_times)] = row_times
+        levels[row, : len(row_times)] = row_levels
+    return PiecewiseConstant(times[inverse], levels[inverse], length)
+
+
+def _slice_pattern(
+    pattern: SpeedPattern, start: float, length: float
+) -> tuple[FloatArray, FloatArray]:
+    times, levels, period = pattern
+    if math.isfinite(period):
+        cycles = np.arange(math.floor(start / period), math.floor((start + length) / period) + 1)
+        # rounding must not put the end of a cycle after the start of the next
+        times = np.maximum.accumulate((cycles[:, None] * period + times).ravel())
+        levels = np.tile(levels, len(cycles))
+    first = max(int(np.searchsorted(times, start, side="right")) - 1, 0)
+    last = max(int(np.searchsorted(times, start + length, side="left")), first + 1)
+    return np.maximum(times[first:last] - start, 0.0), levels[first:last]

@@ -1,0 +1,58 @@
+"""Manifests: what the server expects back for each task."""
+
+from collections.abc import Sequence
+
+from pliant.engine.local_work import Job, make_task
+from pliant.methods.base import Method, Task, Update
+from pliant.methods.validation import TensorSpecs, UpdateManifest, make_specs, select_variances
+from pliant.nn.elastic import Elastic
+from pliant.params import Params
+
+
+class ManifestBuilder:
+    """Builds the manifests of a run's tasks.
+
+    Which tensors an update holds besides the delta depends on the method. Training on zero
+    mini-batches shows them: once per run, or for each subnet if their shapes depend on it.
+    """
+
+    def __init__(self, method: Method, net: Elastic) -> None:
+        self._method = method
+        self._net = net
+        self._example_update: Update | None = None
+        self._full_specs: TensorSpecs | None = None  # its shapes never change
+
+    def build(
+        self, shared: Params, job: Job, batch_sizes: Sequence[int], max_macs: Sequence[float]
+    ) -> UpdateManifest:
+        """Return what a valid update for one job looks like.
+
+        `batch_sizes` are the samples of its mini-batches, `max_macs` the most that each may cost.
+        """
+        task = make_task(self._method, self._net, shared, job)
+        example = self._get_example_update(task)
+        return UpdateManifest(
+            job.key.device,
+            tuple(batch_sizes),
+            tuple(max_macs),
+            self._get_sent_specs(task),
+            make_specs(example.extra),
+            make_specs(example.device_state),
+            None if example.subnet is None else task.subnet,
+            select_variances(task.params),
+            task.num_samples if example.num_samples else 0,
+            self._net,
+        )
+
+    def _get_sent_specs(self, task: Task) -> TensorSpecs:
+        if task.subnet is not None:
+            return make_specs(task.params)
+        if self._full_specs is None:
+            self._full_specs = make_specs(task.params)
+        return self._full_specs
+
+    def _get_example_update(self, task: Task) -> Update:
+        example = self._example_update
+        if example is None or (task.subnet is not None and (example.extra or example.device_state)):
+            example = self._example_update = self._method.train(self._net, task, ())
+        return example

@@ -1,0 +1,161 @@
+"""A run on disk: its records and checkpoints."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pliant.engine.ledger import Record
+from pliant.methods.base import ServerState
+from pliant.params import Params
+from pliant.storage import checkpoint, formats
+from pliant.storage.jsonl import JsonlWriter, read_jsonl
+from pliant.storage.run_lock import RunLock
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Everything that a run needs to resume."""
+
+    next_round: int
+    seconds: float
+    server_state: ServerState
+    device_states: dict[int, Params]  # kept by each device between rounds
+
+
+CHECKPOINTS = "checkpoints"
+EVENTS_FILE = "events.jsonl"
+
+
+class RunStore:
+    """The folder of a run, locked while open."""
+
+    def __init__(self, folder: Path) -> None:
+        self._lock = RunLock(folder)  # before the writer, which truncates the file
+        self._checkpoints = folder / CHECKPOINTS
+        try:
+            self._writer = JsonlWriter(folder / EVENTS_FILE, formats.RECORDS)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def resume(self) -> RunState | None:
+        """Load the newest checkpoint and drop the records after it."""
+        newest = checkpoint.load_newest(self._checkpoints)
+        if newest is None:
+            self._writer.rewind(0)
+            return None
+        _, tensors, metadata = newest
+        self._writer.rewind(metadata["position"])
+        return _build_run_state(tensors, metadata)
+
+    def append(self, records: list[Record]) -> None:
+        """Write the records of a round."""
+        with _add_path_to_errors(self._writer.path):
+            for record in records:
+                self._writer.append(record)
+
+    def save(self, run_state: RunState) -> None:
+        """Write a checkpoint after all records so far."""
+        tensors = {
+            f"params/{name}": tensor for name, tensor in run_state.server_state.params.items()
+        }
+        for key, params in run_state.server_state.extra.items():
+            tensors |= {f"extra/{key}/{name}": tensor for name, tensor in params.items()}
+        for device, params in run_state.device_states.items():
+            tensors |= {f"memory/{device}/{name}": tensor for name, tensor in params.items()}
+        with _add_path_to_errors(self._writer.path):
+            position = self._writer.sync()
+        metadata = {
+            "round": run_state.next_round,
+            "seconds": run_state.seconds.hex(),
+            "position": position,
+        }
+        with _add_path_to_errors(self._checkpoints):
+            checkpoint.save(self._checkpoints, run_state.next_round, tensors, metadata)
+
+    def close(self) -> None:
+        """Close the record file and release the lock."""
+        try:
+            with _add_path_to_errors(self._writer.path):  # closing flushes what is left
+                self._writer.close()
+        finally:
+            self._lock.release()
+
+
+@contextmanager
+def _add_path_to_errors(path: Path) -> Iterator[None]:
+    """Name the path in write errors that have none, such as a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def read_records(folder: Path) -> Iterator[Record]:
+    """Yield the records of the run in a folder.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import torch
+    >>> import pliant as pl
+    >>> images = pl.ImageDataset.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
+    >>> data = pl.data.TrainTestData(images, images).share(pl.Iid(), devices=4, proxy=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     net, run = pl.models.digits_cnn(), Path(folder, "run")
+    ...     fleet = pl.Fleet(size=4)
+    ...     rounds = list(pl.simulate(pl.FedAvg(), net, data, fleet, rounds=1, folder=run))
+    ...     [type(record).__name__ for record in pl.read_records(run)]
+    ['TaskRecord', 'TaskRecord', 'TaskRecord', 'TaskRecord', 'RoundRecord']
+    """
+    record_type: Any = Record  # a union is not a type[T]
+    yield from read_jsonl(folder / EVENTS_FILE, record_type, formats.RECORDS)
+
+
+def load_run_state(folder: Path) -> RunState | None:
+    """Load the newest checkpoint of a run without opening it for writing."""
+    newest = checkpoint.load_newest(folder / CHECKPOINTS)
+    return None if newest is None else _build_run_state(newest[1], newest[2])
+
+
+def load_trained_params(folder: Path) -> Params:
+    """Return the parameters in the newest checkpoint of a run.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import torch
+    >>> import pliant as pl
+    >>> images = pl.ImageDataset.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
+    >>> data = pl.data.TrainTestData(images, images).share(pl.Iid(), devices=4, proxy=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     net, run = pl.models.digits_cnn(), Path(folder, "run")
+    ...     fleet = pl.Fleet(size=4)
+    ...     rounds = list(pl.simulate(pl.FedAvg(), net, data, fleet, rounds=1, folder=run))
+    ...     net.load_state_dict(pl.load_trained_params(run))
+    <All keys matched successfully>
+    """
+    run_state = load_run_state(folder)
+    if run_state is None:
+        raise ValueError(f"{folder}: expected a run with a checkpoint, found none")
+    return run_state.server_state.params
+
+
+def _build_run_state(tensors: Params, metadata: Any) -> RunState:
+    params: Params = {}
+    extra: dict[str, Params] = {}
+    device_states: dict[int, Params] = {}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition("/")
+        if kind == "params":
+            params[rest] = tensor
+            continue
+        key, _, leaf = rest.partition("/")
+        if kind == "extra":
+            extra.setdefault(key, {})[leaf] = tensor
+        else:
+            device_states.setdefault(int(key), {})[leaf] = tensor
+    seconds = float.fromhex(metadata["seconds"])
+    return RunState(metadata["round"], seconds, ServerState(params, extra), device_states)

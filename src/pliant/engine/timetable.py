@@ -1,0 +1,347 @@
+"""The timetable of a round: when every mini-batch of every device starts and ends, and what counts.
+
+It depends on traces and costs but never on weights, so it is computed before any training.
+Devices step through their mini-batches in parallel; changes of speed within a step are exact.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pliant.devices import BudgetPolicy, DeviceStatus, Fleet, PiecewiseConstant, RowChoice
+from pliant.devices.budget import ROUNDING_TOLERANCE
+from pliant.devices.vector_rng import FloatArray, IntArray
+from pliant.engine.round_rules import (
+    RoundClosure,
+    RoundRules,
+    TaskOutcome,
+    close_round,
+    sample_dropout_times,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundTasks:
+    """The mini-batches and the bytes of each device in one round.
+
+    >>> import numpy as np
+    >>> from pliant.engine.timetable import make_tasks
+    >>> make_tasks(np.array([7, 3]), np.array([2, 1]), 10.0).full_macs.tolist()
+    [[10.0, 10.0], [10.0, 0.0]]
+    """
+
+    devices: IntArray
+    full_macs: FloatArray  # (device, step): with the full network, 0 past a device's last step
+    down_bytes: FloatArray
+    up_bytes: FloatArray
+
+    def __post_init__(self) -> None:
+        has_step = (self.full_macs > 0).astype(int)
+        if not has_step[:, :1].all() or (np.diff(has_step, axis=1) > 0).any():
+            raise ValueError(
+                "Expected at least one mini-batch per device, without gaps, each above 0 MACs"
+            )
+
+
+def make_tasks(
+    devices: IntArray,
+    num_batches: IntArray | int,
+    full_macs: FloatArray | float,
+    *,
+    down_bytes: FloatArray | float = 0.0,
+    up_bytes: FloatArray | float = 0.0,
+) -> RoundTasks:
+    """Return the tasks of devices whose mini-batches all cost the same.
+
+    >>> import numpy as np
+    >>> from pliant.engine.timetable import make_tasks
+    >>> make_tasks(np.array([7, 3]), 4, np.array([10.0, 20.0]), up_bytes=100.0).up_bytes.tolist()
+    [100.0, 100.0]
+    """
+    count = np.broadcast_to(np.asarray(num_batches), devices.shape)
+    has_step = np.arange(int(count.max(initial=1))) < count[:, None]
+    costs = np.broadcast_to(np.asarray(full_macs, np.float64), devices.shape)
+    return RoundTasks(
+        devices,
+        np.where(has_step, costs[:, None], 0.0),
+        np.broadcast_to(np.asarray(down_bytes, np.float64), devices.shape),
+        np.broadcast_to(np.asarray(up_bytes, np.float64), devices.shape),
+    )
+
+
+StepCostFn = Callable[[IntArray, int, RowChoice], FloatArray]  # (devices, step, choice) -> MACs
+
+_DEFAULT_RULES = RoundRules()
+_MAX_WAIT_ROUNDS = 1024  # after which a waiting server gives up on a device
+
+
+@dataclass(frozen=True, eq=False)
+class Timetable:
+    """What happens in a round; times are seconds since its start.
+
+    A step that never started has row -1 and an infinite start and end; an interrupted one has an
+    infinite end. `used_steps` counts the steps that the server gets; `useful` are their MACs.
+
+    >>> import numpy as np
+    >>> from pliant.devices import FULL_NETWORK, ConstantTrace, Fleet
+    >>> from pliant.engine.round_rules import RoundRules, TaskOutcome
+    >>> from pliant.engine.timetable import build_timetable, make_tasks
+    >>> fleet, tasks = Fleet(size=1, speed=ConstantTrace(0.8)), make_tasks(np.array([0]), 4, 10.0)
+    >>> table = build_timetable(fleet, FULL_NETWORK, tasks, RoundRules(late="partial"))
+    >>> outcome = TaskOutcome(table.outcomes[0]).name
+    >>> outcome, int(table.used_steps[0]), float(table.useful[0]), table.spent.round(6)
+    ('PARTIAL', 3, 30.0, array([32.]))
+    """
+
+    devices: IntArray
+    start: FloatArray  # (device, step)
+    end: FloatArray
+    row: IntArray
+    planned: FloatArray  # MACs
+    macs: FloatArray  # actual
+    is_short: NDArray[np.bool_]  # ran the smallest row although the budget was below it
+    outcomes: NDArray[np.int8]  # (device,): `TaskOutcome` values
+    used_steps: IntArray
+    arrival: FloatArray
+    busy: FloatArray  # seconds from the first mini-batch's start until the device stopped
+    spent: FloatArray  # MACs, of which
+    useful: FloatArray  # MACs
+    available: FloatArray  # MACs that the device could have computed until the round closed
+    closed_at: float
+
+    @property
+    def expected_macs(self) -> FloatArray:
+        """Return the planned MACs of the steps that the server gets: DISTREAL's weight c."""
+        return _sum_first(self.planned, self.used_steps)
+
+
+def build_timetable(
+    fleet: Fleet,
+    policy: BudgetPolicy,
+    tasks: RoundTasks,
+    rules: RoundRules = _DEFAULT_RULES,
+    *,
+    seed: int = 0,
+    round: int = 0,
+    start: float = 0.0,
+    target_updates: int | None = None,
+    step_cost: StepCostFn | None = None,
+) -> Timetable:
+    """Return the timetable of one round that starts at virtual time `start`.
+
+    `step_cost` gives the actual cost of a step where it differs from the plan; `target_updates` is
+    how many updates the server needs, if it has selected more devices.
+
+    >>> import numpy as np
+    >>> from pliant.devices import ConstantTrace, CostRows, Fleet, PerBatch
+    >>> from pliant.engine.timetable import build_timetable, make_tasks
+    >>> fleet = Fleet(size=9, speed=ConstantTrace(0.5))
+    >>> policy = PerBatch(CostRows((0.25, 0.5, 1.0)))
+    >>> table = build_timetable(fleet, policy, make_tasks(np.array([4]), 2, 10.0))
+    >>> table.end.tolist(), table.row.tolist(), table.useful.tolist()
+    ([[0.5, 1.0]], [[1, 1]], [10.0])
+    """
+    length = fleet.round_seconds
+    timing = _compute_timing(fleet, tasks, seed)
+    dropout_times = sample_dropout_times(
+        rules, tasks.devices, seed=seed, round=round, round_seconds=length
+    )
+    deadline = length * (1 + rules.grace)
+    while True:
+        speeds = _compute_speeds(fleet, tasks, seed, start, 1.01 * deadline)
+        send_by = deadline - timing.upload_seconds + 2 * ROUNDING_TOLERANCE * length
+        cutoff = np.minimum(send_by, dropout_times)
+        log = _run_steps(policy, tasks, speeds, timing, cutoff, step_cost)
+        arrival = log.finish_times(tasks) + timing.upload_seconds
+        is_open = np.isinf(arrival) & np.isinf(dropout_times)
+        if rules.late != "wait" or not is_open.any() or deadline > _MAX_WAIT_ROUNDS * length:
+            break
+        deadline *= 2
+
+    closure = close_round(
+        rules,
+        arrival,
+        np.isfinite(log.end).sum(axis=1),
+        dropout_times,
+        target_updates=len(tasks.devices) if target_updates is None else target_updates,
+        round_seconds=length,
+        deadline=deadline,
+    )
+    return _assemble_timetable(tasks, speeds, timing, log, cutoff, closure)
+
+
+def _assemble_timetable(
+    tasks: RoundTasks,
+    speeds: PiecewiseConstant,
+    timing: "_RoundTiming",
+    log: "_StepLog",
+    cutoff: FloatArray,
+    closure: RoundClosure,
+) -> Timetable:
+    outcomes, closed_at = closure.outcomes, closure.closed_at
+    is_used = (outcomes == TaskOutcome.FINISHED) | (outcomes == TaskOutcome.PARTIAL)
+    stop_times = np.maximum(np.minimum(log.finish_times(tasks), cutoff), timing.compute_start)
+    stop_times = np.where(is_used, stop_times, np.minimum(stop_times, closed_at))
+    steps_done = (log.end <= stop_times[:, None]).sum(axis=1)
+    used_steps = np.where(is_used, steps_done, 0)
+    interrupted = _compute_interrupted_macs(speeds, log, steps_done, stop_times)
+    return Timetable(
+        tasks.devices,
+        *log,
+        outcomes,
+        used_steps,
+        closure.arrival,
+        busy=stop_times - timing.compute_start,
+        spent=_sum_first(log.macs, steps_done) + interrupted,
+        useful=_sum_first(log.macs, used_steps),
+        available=speeds.work(np.maximum(stop_times, closed_at)),  # rounding may end a step later
+        closed_at=closed_at,
+    )
+
+
+def compute_start_status(
+    fleet: Fleet, tasks: RoundTasks, *, seed: int = 0, start: float = 0.0
+) -> DeviceStatus:
+    """Return the status of devices at the start of a round, when a per-round policy chooses.
+
+    >>> import numpy as np
+    >>> from pliant.devices import ConstantTrace, CostRows, Fleet, PerRound
+    >>> from pliant.engine.timetable import compute_start_status, make_tasks
+    >>> fleet = Fleet(size=1, speed=ConstantTrace(0.6))
+    >>> status = compute_start_status(fleet, make_tasks(np.array([0]), 4, 10.0))
+    >>> PerRound(CostRows((0.25, 0.5, 1.0))).choose(status).row.tolist()
+    [1]
+    """
+    timing = _compute_timing(fleet, tasks, seed)
+    speeds = _compute_speeds(fleet, tasks, seed, start, fleet.round_seconds)
+    everyone = np.arange(len(tasks.devices))
+    speed = speeds.speed(np.zeros(len(everyone)))
+    return _build_status(tasks, timing, everyone, 0, timing.compute_start, speed)
+
+
+class _RoundTiming(NamedTuple):
+    round_seconds: float
+    compute_start: FloatArray  # when the download is done
+    upload_seconds: FloatArray
+    full_macs_left: FloatArray  # (device, step)
+
+
+class _StepLog(NamedTuple):
+    start: FloatArray  # (device, step)
+    end: FloatArray
+    row: IntArray
+    planned: FloatArray
+    macs: FloatArray
+    is_short: NDArray[np.bool_]
+
+    def finish_times(self, tasks: RoundTasks) -> FloatArray:
+        steps = np.count_nonzero(tasks.full_macs, axis=1)
+        finish: FloatArray = self.end[np.arange(len(steps)), steps - 1]
+        return finish
+
+
+def _compute_timing(fleet: Fleet, tasks: RoundTasks, seed: int) -> _RoundTiming:
+    costs = fleet.get_costs(tasks.devices, seed=seed)
+    full_macs_left = np.cumsum(tasks.full_macs[:, ::-1], axis=1)[:, ::-1]
+    return _RoundTiming(
+        fleet.round_seconds,
+        np.where(tasks.down_bytes > 0, costs.latency + tasks.down_bytes / costs.down, 0.0),
+        np.where(tasks.up_bytes > 0, costs.latency + tasks.up_bytes / costs.up, 0.0),
+        full_macs_left,
+    )
+
+
+def _compute_speeds(
+    fleet: Fleet, tasks: RoundTasks, seed: int, start: float, seconds: float
+) -> PiecewiseConstant:
+    full_speed = fleet.macs_per_second or tasks.full_macs.sum(axis=1) / fleet.round_seconds
+    return fleet.compute_speeds(tasks.devices, start, seconds, seed=seed).scale(full_speed)
+
+
+def _build_status(
+    tasks: RoundTasks,
+    timing: _RoundTiming,
+    active: IntArray,
+    step: int,
+    now: FloatArray,
+    speed: FloatArray,
+) -> DeviceStatus:
+    return DeviceStatus(
+        tasks.devices[active],
+        step,
+        now,
+        speed,
+        timing.round_seconds - timing.upload_seconds[active] - now,
+        timing.round_seconds,
+        tasks.full_macs[active, step],
+        timing.full_macs_left[active, step],
+        timing.full_macs_left[active, 0],
+    )
+
+
+def _run_steps(
+    policy: BudgetPolicy,
+    tasks: RoundTasks,
+    speeds: PiecewiseConstant,
+    timing: _RoundTiming,
+    cutoff: FloatArray,
+    step_cost: StepCostFn | None,
+) -> _StepLog:
+    """Run every device step by step until it is done or its cutoff has passed."""
+    shape = tasks.full_macs.shape
+    never = np.full(shape, np.inf)
+    log = _StepLog(
+        never,
+        never.copy(),
+        np.full(shape, -1),
+        np.zeros(shape),
+        np.zeros(shape),
+        np.zeros(shape, np.bool_),
+    )
+    active, now = np.arange(shape[0]), timing.compute_start
+    for step in range(shape[1]):
+        is_active = (tasks.full_macs[active, step] > 0) & (now < cutoff[active])
+        if not is_active.all():
+            active, now, speeds = (
+                active[is_active],
+                now[is_active],
+                speeds.select(np.flatnonzero(is_active)),
+            )
+        if policy.is_per_round and step:
+            share = log.planned[active, 0] / tasks.full_macs[active, 0]
+            planned = share * tasks.full_macs[active, step]
+            choice = RowChoice(log.row[active, 0], planned, log.is_short[active, 0])
+        else:
+            # a per-round policy chooses on the server, before the download
+            speed = speeds.speed(np.zeros_like(now) if policy.is_per_round else now)
+            choice = policy.choose(_build_status(tasks, timing, active, step, now, speed))
+        macs = choice.macs if step_cost is None else step_cost(tasks.devices[active], step, choice)
+        end = speeds.finish_time(now, macs)
+        log.start[active, step] = now
+        log.end[active, step] = np.where(end <= cutoff[active], end, np.inf)
+        log.row[active, step] = choice.row
+        log.planned[active, step] = choice.macs
+        log.macs[active, step] = macs
+        if choice.is_short is not None:
+            log.is_short[active, step] = choice.is_short
+        now = end
+    return log
+
+
+def _sum_first(values: FloatArray, counts: IntArray) -> FloatArray:
+    """Return the sum of the first `counts` entries of each row."""
+    first: FloatArray = np.where(np.arange(values.shape[1]) < counts[:, None], values, 0.0)
+    return np.asarray(first.sum(axis=1))
+
+
+def _compute_interrupted_macs(
+    speeds: PiecewiseConstant, log: _StepLog, steps_done: IntArray, stop_times: FloatArray
+) -> FloatArray:
+    """Return the MACs spent on the step in which each device stopped."""
+    everyone, step = np.arange(len(steps_done)), np.minimum(steps_done, log.start.shape[1] - 1)
+    step_start = np.minimum(log.start[everyone, step], stop_times)
+    is_interrupted = (steps_done < log.start.shape[1]) & (step_start < stop_times)
+    return np.where(is_interrupted, speeds.work(stop_times) - speeds.work(step_start), 0.0)

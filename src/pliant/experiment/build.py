@@ -1,0 +1,122 @@
+"""Build the network and data of an experiment, and run it."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pliant import rng
+from pliant.data import AnyPartition, FederatedData, Iid, ImageDataset, TrainTestData, load_dataset
+from pliant.data.mixtures import MIXTURES, join_clients
+from pliant.engine.ledger import RoundRecord
+from pliant.engine.simulate import simulate
+from pliant.engine.split_loop import simulate_split
+from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, SearchRun
+from pliant.experiment.user_code import is_user_function, load_function
+from pliant.nn.models import MODELS
+from pliant.split import AnySplit
+from pliant.suggestions import did_you_mean
+from pliant.workers.pool import AnyWorkers
+
+
+def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
+    """Build the network and the data, deterministically."""
+    config = experiment.data
+    if config.name in MIXTURES:
+        data = _build_mixture(config, experiment.seed)
+        return build_network(experiment.network, data, experiment.seed), data
+    experiment.fleet.device(0).work(0.0, 1.0)  # fail now if a recording cannot be read
+    devices = config.devices or experiment.fleet.size
+    data = _partition_data(config, config.partition, devices, experiment.seed)
+    return build_network(experiment.network, data, experiment.seed), data
+
+
+@lru_cache(maxsize=2)  # the runs of a sweep share their images
+def _build_mixture(config: DataConfig, seed: int) -> FederatedData:
+    mixture = MIXTURES[config.name](Path(config.root) if config.root else None, seed)
+    return join_clients(mixture, max_samples=config.samples, max_tests=config.tests, seed=seed)
+
+
+def run_experiment(
+    experiment: Experiment,
+    net: nn.Module,
+    data: FederatedData,
+    *,
+    workers: AnyWorkers,
+    folder: Path,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[RoundRecord]:
+    """Run an experiment in the engine that its method needs, and yield its rounds."""
+    if isinstance(experiment.method, AnySplit):
+        return simulate_split(
+            experiment.method,
+            net,
+            data,
+            experiment.fleet,
+            settings=experiment.settings,
+            server_speed=experiment.server_speed,
+            folder=folder,
+            is_stopped=is_stopped,
+        )
+    return simulate(
+        experiment.method,
+        net,
+        data,
+        experiment.fleet,
+        settings=experiment.settings,
+        workers=workers,
+        folder=folder,
+        make_inputs=partial(build_experiment, experiment),
+        is_stopped=is_stopped,
+    )
+
+
+def build_search(run: SearchRun) -> tuple[nn.Module, ImageDataset]:
+    """Build the network and the proxy images, those that a run with the same seed holds back."""
+    data = _partition_data(run.data, Iid(), 1, run.seed)
+    return build_network(run.network, data, run.seed), data.proxy
+
+
+def _partition_data(
+    config: DataConfig, partition: AnyPartition, devices: int, seed: int
+) -> FederatedData:
+    source = _load_data(config)
+    return source.share(partition, devices, seed, proxy=config.proxy, proxy_seed=config.proxy_seed)
+
+
+def _load_data(config: DataConfig) -> TrainTestData:
+    if not is_user_function(config.name):
+        return load_dataset(config.name, Path(config.root) if config.root else None)
+    data = load_function(config.name)()
+    if not isinstance(data, TrainTestData):
+        raise ValueError(
+            f"{config.name}: expected a pliant.data.TrainTestData, got {type(data).__name__}"
+        )
+    return data
+
+
+def build_network(network: NetworkConfig, data: FederatedData, seed: int) -> nn.Module:
+    """Build a network for these images; the same seed gives the same weights."""
+    name = network.name
+    if not is_user_function(name) and name not in MODELS:
+        raise ValueError(f"unknown network {name!r}{did_you_mean(name, MODELS)}")
+    make = load_function(name) if is_user_function(name) else MODELS[name]
+    channels, height, _ = data.train.shape
+    image_options = {"classes": data.train.classes, "channels": channels, "side": height}
+    signature = inspect.signature(make)
+    options = {
+        key: value for key, value in image_options.items() if key in signature.parameters
+    } | network.options
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.derive_seed(seed, "weights"))
+        try:
+            signature.bind(**options)
+        except TypeError as error:
+            raise ValueError(f"network {name}: {error}") from None
+        net = make(**options)
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"network {name}: expected an nn.Module, got {type(net).__name__}")
+    return net

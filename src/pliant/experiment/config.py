@@ -1,0 +1,199 @@
+"""Read experiment and search files: TOML with key=value overrides."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pliant.data import AnyPartition, Iid
+from pliant.devices import Fleet
+from pliant.engine.evaluation import Evaluation
+from pliant.engine.round_rules import RoundRules
+from pliant.engine.selection import Selection
+from pliant.engine.simulate import RunSettings
+from pliant.experiment.user_code import is_user_function, make_absolute
+from pliant.methods import AnyMethod
+from pliant.methods.validation import ValidationPolicy
+from pliant.nn.table_file import load_table
+from pliant.split import AnySplit
+from pliant.storage import run_dir
+from pliant.table_search import SearchSettings, load_step_time_model
+from pliant.value import Count, Positive, Value, decode, encode
+from pliant.workers.pool import AnyWorkers, ProcessWorkers
+
+
+class NetworkConfig(Value, frozen=True):
+    """A bundled network or `file.py:function`, and its options."""
+
+    name: str = "digits_cnn"
+    options: dict[str, int | float] = msgspec.field(default_factory=dict)
+
+
+class DataConfig(Value, frozen=True):
+    """A known data set or `file.py:function`, and how devices share it."""
+
+    name: str = "digits"
+    root: str | None = None
+    partition: AnyPartition = Iid()
+    devices: Count | None = None  # None: the fleet's size
+    proxy: int | float | None = None
+    proxy_seed: int | None = None  # chooses the proxy images; None: the run's seed
+    samples: Count | None = None  # maximum for each client of a mixture; None: all
+    tests: Count | None = None  # likewise
+
+
+class Experiment(Value, frozen=True):
+    """The complete description of a run."""
+
+    method: AnyMethod | AnySplit
+    fleet: Fleet
+    network: NetworkConfig = NetworkConfig()
+    data: DataConfig = DataConfig()
+    rounds: Count = 100
+    per_round: Count = 10
+    seed: int = 0
+    select: Selection = "uniform"
+    rules: RoundRules = RoundRules()
+    evaluation: Evaluation = Evaluation()
+    checkpoint_every: Count = 10
+    guard: ValidationPolicy = ValidationPolicy()
+    workers: AnyWorkers = ProcessWorkers()
+    server_speed: Positive | None = None  # MAC/s, for split methods; None: the server takes no time
+    search: SearchSettings | None = None  # settings of `pliant search` in the same file
+
+    @property
+    def federated_method(self) -> AnyMethod:
+        """Return the method; raise if it is a split method."""
+        if isinstance(self.method, AnySplit):
+            kind = type(self.method).__name__
+            raise ValueError(f"Expected a federated method, got {kind}, which splits the network")
+        return self.method
+
+    @property
+    def settings(self) -> RunSettings:
+        """Return the settings of the rounds."""
+        return RunSettings(
+            self.rounds,
+            self.per_round,
+            self.seed,
+            self.select,
+            self.rules,
+            self.evaluation,
+            self.checkpoint_every,
+            self.guard,
+        )
+
+
+class SearchRun(Value, frozen=True):
+    """The complete description of a search; its file may also describe runs that use the table."""
+
+    search: SearchSettings = SearchSettings()
+    network: NetworkConfig = NetworkConfig()
+    data: DataConfig = DataConfig()
+    seed: int = 0  # of the weights, and of the proxy images unless `data.proxy_seed` is set
+    workers: AnyWorkers = ProcessWorkers()
+
+
+def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment from a TOML file and overrides."""
+    raw = read_toml(path, overrides)
+    try:
+        return decode(resolve_paths(raw, path.parent), Experiment)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def load_search(path: Path, overrides: Sequence[str] = ()) -> SearchRun:
+    """Read the part of a TOML file that describes a search."""
+    raw = read_toml(path, overrides)
+    others = {field.name for field in msgspec.structs.fields(Experiment)} | {"matrix"}
+    known = {field.name for field in msgspec.structs.fields(SearchRun)}
+    try:
+        search_keys = {key: raw[key] for key in raw if key not in others - known}
+        return decode(resolve_paths(search_keys, path.parent), SearchRun)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def resolve_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Make plain data independent of the folder it was read from.
+
+    Paths to a method's table and a search's profile are replaced by the contents of the files;
+    paths to user code and recordings become absolute.
+    """
+    resolved = dict(raw)
+    if "fleet" in raw:
+        resolved["fleet"] = _resolve_recordings(raw["fleet"], folder)
+    for key in ("network", "data"):
+        table = raw.get(key)
+        name = table.get("name") if isinstance(table, dict) else None
+        if isinstance(table, dict) and isinstance(name, str) and is_user_function(name):
+            resolved[key] = table | {"name": make_absolute(name, folder)}
+    method = raw.get("method")
+    if isinstance(method, dict) and isinstance(method.get("table"), str):
+        resolved["method"] = method | {"table": encode(load_table(folder / method["table"]))}
+    search = raw.get("search")
+    if isinstance(search, dict) and isinstance(search.get("profile"), str):
+        resolved["search"] = search | {
+            "profile": encode(load_step_time_model(folder / search["profile"]))
+        }
+    return resolved
+
+
+def read_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a TOML file as plain data and apply key=value overrides."""
+    try:
+        raw = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: {error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: expected a TOML file in UTF-8") from None
+    for override in overrides:
+        _apply_override(raw, override)
+    return raw
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"Expected key=value, got {override!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    *path, last = key.strip().split(".")
+    table = raw
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ValueError(f"Expected a table at {part!r} of {override!r}, found a value")
+    table[last] = value
+
+
+def _resolve_recordings(raw: Any, folder: Path) -> Any:
+    """Make the paths of a fleet's recordings absolute."""
+    if isinstance(raw, list):
+        return [_resolve_recordings(item, folder) for item in raw]
+    if not isinstance(raw, dict):
+        return raw
+    resolved = {key: _resolve_recordings(value, folder) for key, value in raw.items()}
+    path = resolved.get("path")
+    if raw.get("type") in ("recorded", "availability") and isinstance(path, str) and path:
+        resolved["path"] = str((folder / path).resolve())
+    return resolved
+
+
+def start_run(folder: Path, experiment: Experiment) -> None:
+    """Create the folder of a run and write its resolved config."""
+    run_dir.create_run_dir(folder, encode(experiment))
+
+
+def load_run_config(folder: Path) -> Experiment:
+    """Read the experiment of a run."""
+    config = run_dir.read_config(folder)
+    try:
+        return decode(config, Experiment)
+    except ValueError as error:
+        raise ValueError(f"{folder / run_dir.CONFIG_FILE}: {error}") from None

@@ -1,0 +1,66 @@
+"""Load user functions named as `file.py:function` or `package.module:function`."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def is_user_function(name: str) -> bool:
+    """Return whether a name refers to a user's function."""
+    return ":" in name
+
+
+def make_absolute(name: str, folder: Path) -> str:
+    """Return the name with an absolute path; relative paths start at `folder`."""
+    source, _, function = name.rpartition(":")
+    if not source.endswith(".py"):
+        return name
+    return f"{(folder / source).resolve()}:{function}"
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Import a function by `file.py:function` or `package.module:function`."""
+    source, _, attribute = name.rpartition(":")
+    if not source or not attribute.isidentifier():
+        raise ValueError(f"Expected file.py:function or package.module:function, got {name!r}")
+    module = _import_file(Path(source)) if source.endswith(".py") else _import_installed(source)
+    function: Callable[..., Any] | None = getattr(module, attribute, None)
+    if not callable(function):
+        raise ValueError(f"{source}: expected a function {attribute!r}, found none")
+    return function
+
+
+def _import_installed(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise ValueError(f"Expected an installed module {name!r}, found none") from None
+        raise
+
+
+def _import_file(path: Path) -> Any:
+    """Import a file once; like a script, it may import files in its folder."""
+    name = f"pliant_own_{path.stem}"
+    cached = sys.modules.get(name)
+    if cached is not None and getattr(cached, "__file__", None) == str(path):
+        return cached
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected a Python file, found none")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look it up while it runs
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        sys.path.remove(str(path.parent))
+    return module

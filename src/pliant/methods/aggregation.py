@@ -1,0 +1,156 @@
+"""Aggregation: combine the deltas of many devices, full-size or packed, into one."""
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pliant.methods.base import ServerState, Update
+from pliant.nn.elastic import Elastic
+from pliant.nn.subnet import Subnet
+from pliant.params import Params
+
+
+def scale_weights(weights: Sequence[float | Fraction]) -> list[float]:
+    """Divide weights by the largest, exactly, so that equal ratios give equal bits.
+
+    >>> scale_weights([2.0, 6.0]) == scale_weights([300, 900]) == [1 / 3, 1.0]
+    True
+    """
+    if not all(0 <= weight < math.inf for weight in weights) or not any(weights or [1]):
+        raise ValueError(f"Expected weights >= 0, not all 0, got {[*map(float, weights)]}")
+    largest = Fraction(max(weights, default=1))
+    return [float(Fraction(weight) / largest) for weight in weights]
+
+
+def make_zeros(params: Params) -> Params:
+    """Make float64 accumulators for a sum."""
+    return {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in params.items()}
+
+
+def add_weighted(total: Params, terms: Params, weight: float) -> None:
+    """Add weighted tensors to a running sum, in place."""
+    for name, term in terms.items():
+        total[name].add_(term.to(torch.float64), alpha=weight)
+
+
+def apply_delta(params: Params, delta: Params, *, lr: float = 1.0) -> Params:
+    """Add a delta to the parameters; integers are rounded."""
+    return {name: _add_scaled(tensor, delta[name], lr) for name, tensor in params.items()}
+
+
+def _add_scaled(tensor: Tensor, delta: Tensor, lr: float) -> Tensor:
+    moved = torch.add(tensor.to(torch.float64), delta, alpha=lr)
+    return (moved if tensor.is_floating_point() else moved.round()).to(tensor.dtype)
+
+
+WeightFn = Callable[[Update], float | Fraction]
+# How much an update trained each coordinate: 0 to 1.
+CoverFn = Callable[[Elastic, Params, Update], Params]
+Weighting = Literal["samples", "macs", "equal"]
+
+
+def weight_by(weighting: Weighting) -> WeightFn:
+    """Return the function that weights a device's update."""
+    return {
+        "samples": lambda update: update.samples,
+        "macs": lambda update: update.macs,
+        "equal": lambda update: 1,
+    }[weighting]
+
+
+def average_deltas(
+    net: Elastic,
+    params: Params,
+    updates: Sequence[Update],
+    weight: WeightFn,
+    cover: CoverFn | None = None,
+) -> Params:
+    """Return the weighted mean delta of the full network.
+
+    Without `cover`, coordinates that a device did not train count as unchanged. With it, each
+    coordinate is averaged over the devices that trained it; untrained ones stay as they are.
+    """
+    ordered = sorted(updates, key=lambda update: update.device)
+    scaled = scale_weights([weight(update) for update in ordered])
+    total, covered = make_zeros(params), make_zeros(params) if cover else {}
+    weight_sum = 0.0
+    for update, share in zip(ordered, scaled, strict=True):
+        weight_sum += share
+        add_weighted(total, _unpack_delta(net, params, update), share)
+        if cover:
+            add_weighted(covered, cover(net, params, update), share)
+    if not cover:
+        return {name: tensor / (weight_sum or 1.0) for name, tensor in total.items()}
+    return {
+        name: torch.where(covered[name] > 0, tensor / covered[name], 0.0)
+        for name, tensor in total.items()
+    }
+
+
+def apply_scaled_delta(net: Elastic, params: Params, delta: Params, lr: float) -> Params:
+    """Apply a delta with a learning rate; norm statistics take the delta as it is."""
+    unscaled = apply_delta(params, delta)
+    scaled = unscaled if lr == 1.0 else apply_delta(params, delta, lr=lr)
+    return {name: (scaled if name in net.trainable_names else unscaled)[name] for name in params}
+
+
+def _unpack_delta(net: Elastic, params: Params, update: Update) -> Params:
+    if update.subnet is None:
+        return update.delta
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+    return net.put(zeros, update.delta, update.subnet)
+
+
+def cover_sent(net: Elastic, params: Params, update: Update) -> Params:
+    """Cover every coordinate that the device was sent."""
+    if update.subnet is None:
+        return {name: torch.ones_like(tensor) for name, tensor in params.items()}
+    return net.embed(params, update.delta, update.subnet)[1]
+
+
+def cover_step_share(net: Elastic, params: Params, update: Update) -> Params:
+    """Cover each coordinate by the share of the device's steps that trained it."""
+    counts = make_zeros(params)
+    steps = sum(number for _, number in update.subnet_steps)
+    for subnet, number in update.subnet_steps:
+        slices = net.bind(subnet).slices
+        for name, count in counts.items():
+            param_slice = slices.get(name)
+            if param_slice is None or param_slice.rows is None:
+                count += number
+            else:
+                count.view(-1, param_slice.block)[param_slice.rows] += number
+    return {name: count / steps for name, count in counts.items()}
+
+
+def cover_trained(net: Elastic, params: Params, update: Update) -> Params:
+    """Cover every coordinate that any of the device's steps trained."""
+    shares = cover_step_share(net, params, update)
+    return {name: (share > 0) * 1.0 for name, share in shares.items()}
+
+
+TRAINED_FILTERS = "filters"
+
+
+def collect_trained_filters(state: ServerState, updates: Sequence[Update]) -> Params:
+    """Return one mask per site of the filters that any device has trained so far."""
+    trained = dict(state.extra.get(TRAINED_FILTERS, {}))
+    for update in updates:
+        for subnet, _ in update.subnet_steps:
+            for site, site_mask in enumerate(subnet.masks):
+                mask = torch.tensor(site_mask)
+                trained[str(site)] = trained.get(str(site), torch.zeros_like(mask)) | mask
+    return trained
+
+
+def build_trained_subnet(net: Elastic, state: ServerState) -> Subnet | None:
+    """Return the subnet of all filters trained so far, or None if every filter was."""
+    trained = state.extra.get(TRAINED_FILTERS, {})
+    masks = tuple(trained[str(site)].numpy() for site in range(len(net.sites)) if trained)
+    if not masks or all(mask.all() for mask in masks):
+        return None
+    return Subnet(net.fingerprint, masks, net.full.scales)

@@ -1,0 +1,86 @@
+"""Subnets that last longer than a mini-batch: their costs, and the orders of filters they follow.
+
+Such a subnet has the first filters of an order, rounded up. Everything is cached, so that a device
+keeps using the same `Subnet` object while its row stays the same, and switching costs nothing.
+"""
+
+from functools import lru_cache
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from pliant.methods.base import TaskKey
+from pliant.nn.elastic import Elastic
+from pliant.nn.pareto_table import ParetoTable
+from pliant.nn.subnet import FilterOrders, Subnet
+from pliant.rng import rng_stream
+
+Width = Annotated[float, Meta(gt=0.0, le=1.0)]  # share of a site's filters
+SiteRates = tuple[float, ...]
+FINE_ROWS = 128  # rows of a table that approximates a continuous choice
+
+
+@lru_cache(maxsize=16)
+def make_count_table(net: Elastic, rates: tuple[SiteRates, ...]) -> ParetoTable:
+    """Make a table with the costs of whole filters, rounded up, at these rates."""
+    full = net.macs(net.full, training=True)
+    costs = [net.macs(net.select_prefix(row), training=True) / full for row in rates]
+    order = sorted(range(len(rates)), key=lambda row: (costs[row], row))
+    return ParetoTable(
+        net.fingerprint,
+        tuple(rates[row] for row in order),
+        tuple(costs[row] for row in order),
+    )
+
+
+@lru_cache(maxsize=16)
+def make_width_table(net: Elastic, widths: tuple[float, ...]) -> ParetoTable:
+    """Make a table of widths, each the same share of every site's filters."""
+    return make_count_table(net, tuple((1.0 - width,) * len(net.sites) for width in sorted(widths)))
+
+
+def make_fine_widths(min_width: float) -> tuple[float, ...]:
+    """Return closely spaced widths from `min_width` to 1."""
+    return tuple(np.linspace(min_width, 1.0, FINE_ROWS).tolist())
+
+
+@lru_cache(maxsize=256)
+def select_prefix(
+    net: Elastic, rates: SiteRates, order: "CachedOrders", scaled: bool = False
+) -> Subnet:
+    """Return the subnet of an order's first filters at these rates."""
+    if not any(rates):
+        return net.full
+    return net.select_prefix(rates, order.orders, rescale=scaled)
+
+
+class CachedOrders:
+    """Filter orders of all sites, hashable by identity so that they can be a cache key."""
+
+    def __init__(self, orders: FilterOrders) -> None:
+        self.orders = orders
+
+
+@lru_cache(maxsize=4)
+def make_natural_order(net: Elastic) -> CachedOrders:
+    """Return the natural order of the filters."""
+    return CachedOrders(net.make_rolling_orders(0))
+
+
+@lru_cache(maxsize=256)
+def make_rolling_order(net: Elastic, shift: int) -> CachedOrders:
+    """Return the natural order rotated by `shift` filters."""
+    return CachedOrders(net.make_rolling_orders(shift))
+
+
+@lru_cache(maxsize=256)
+def make_device_order(net: Elastic, key: TaskKey) -> CachedOrders:
+    """Return a random order for one device in one round."""
+    return CachedOrders(net.sample_orders(key.rng_stream("order")))
+
+
+@lru_cache(maxsize=4)
+def make_round_order(net: Elastic, seed: int, round: int) -> CachedOrders:
+    """Return a random order for one round, the same for all devices."""
+    return CachedOrders(net.sample_orders(rng_stream(seed, "order", round)))

@@ -1,0 +1,286 @@
+"""Which channels of a value are present: an algebra over the filters that sites keep.
+
+A value's channels are a sequence of spans. Within a span, presence follows one expression: always
+present, kept by a site, kept by any of several, or kept by all of them. The algebra gives the exact
+channels of a subnet and their exact probabilities.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.bool_]
+Index = NDArray[np.int64]
+# arguments: a site, a number of filters that it keeps, a number of others that it drops
+KeepProbability = Callable[[int, int, int], float]
+
+
+@dataclass(frozen=True)
+class SiteFilter:
+    """Channel j is present if the site keeps its filter start + j."""
+
+    site: int
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """Union of expressions."""
+
+    parts: "frozenset[SiteFilter | AnyOf | AllOf]"
+
+
+@dataclass(frozen=True)
+class AllOf:
+    """Intersection of expressions."""
+
+    parts: "frozenset[SiteFilter | AnyOf | AllOf]"
+
+
+Expression = SiteFilter | AnyOf | AllOf | None  # None: always present
+
+
+@dataclass(frozen=True)
+class ChannelSpan:
+    """A run of `size` channels, each repeated `repeat` times (e.g. after flattening).
+
+    `pending_sites` are the sites whose factor 1/q is not yet applied.
+    """
+
+    size: int
+    expression: Expression = None
+    repeat: int = 1
+    pending_sites: frozenset[int] = frozenset()
+
+
+ChannelSpans = tuple[ChannelSpan, ...]
+
+
+@dataclass(frozen=True)
+class ChannelLayout:
+    """The spans along the channel axis of a value."""
+
+    axis: int
+    spans: ChannelSpans
+
+
+def width(spans: Iterable[ChannelSpan]) -> int:
+    """Return the number of channels in the full network."""
+    return sum(span.size * span.repeat for span in spans)
+
+
+def is_dense(spans: ChannelSpans) -> bool:
+    """Return whether every channel is always present, with no factor pending."""
+    return all(span.expression is None and not span.pending_sites for span in spans)
+
+
+def collect_filters(expression: Expression) -> frozenset[SiteFilter]:
+    """Return the filters that decide about the first channel of an expression."""
+    if expression is None:
+        return frozenset()
+    if isinstance(expression, SiteFilter):
+        return frozenset({expression})
+    return frozenset[SiteFilter]().union(*map(collect_filters, expression.parts))
+
+
+def collect_sites(expression: Expression) -> frozenset[int]:
+    """Return the sites in an expression."""
+    return frozenset(site_filter.site for site_filter in collect_filters(expression))
+
+
+def shift(expression: Expression, by: int) -> Expression:
+    """Return the expression for channels that start `by` later."""
+    if expression is None or by == 0:
+        return expression
+    if isinstance(expression, SiteFilter):
+        return SiteFilter(expression.site, expression.start + by)
+    shifted = (shift(part, by) for part in expression.parts)
+    return type(expression)(frozenset(part for part in shifted if part is not None))
+
+
+def union(left: Expression, right: Expression) -> Expression:
+    """Return the union of two expressions."""
+    if left is None or right is None:
+        return None
+    parts = _flatten(AnyOf, left) | _flatten(AnyOf, right)
+    return AnyOf(parts) if len(parts) > 1 else left
+
+
+def intersect(left: Expression, right: Expression) -> Expression:
+    """Return the intersection of two expressions."""
+    if left is None or right is None:
+        return right if left is None else left
+    parts = _flatten(AllOf, left) | _flatten(AllOf, right)
+    return AllOf(parts) if len(parts) > 1 else left
+
+
+def _flatten(
+    kind: type[AnyOf | AllOf], part: SiteFilter | AnyOf | AllOf
+) -> frozenset[SiteFilter | AnyOf | AllOf]:
+    return part.parts if type(part) is kind else frozenset({part})
+
+
+def is_never_empty(span: ChannelSpan, sizes: Sequence[int]) -> bool:
+    """Return whether every subnet keeps some channel, as each site keeps a filter."""
+    expression = span.expression
+    parts = expression.parts if isinstance(expression, AnyOf) else (expression,)
+    return any(
+        part is None
+        or (isinstance(part, SiteFilter) and part.start == 0 and span.size == sizes[part.site])
+        for part in parts
+    )
+
+
+def restore_one(spans: ChannelSpans, masks: Sequence[Mask]) -> None:
+    """If a value has no channel left, keep the filters of its first one."""
+    if count(spans, masks) == 0:
+        pending: list[Expression] = [spans[0].expression]
+        while pending:
+            part = pending.pop()
+            if isinstance(part, SiteFilter):
+                masks[part.site][part.start] = True
+            elif part is not None:
+                pending.extend(part.parts)
+
+
+def slice_spans(spans: ChannelSpans, start: int, stop: int) -> ChannelSpans | None:
+    """Return the spans of channels start to stop; None if that would split a repeated channel."""
+    result, offset = [], 0
+    for span in spans:
+        low = max(start - offset, 0)
+        high = min(stop - offset, span.size * span.repeat)
+        offset += span.size * span.repeat
+        if low >= high:
+            continue
+        if low % span.repeat or high % span.repeat:
+            return None
+        low, high = low // span.repeat, high // span.repeat
+        expression = shift(span.expression, low)
+        result.append(replace(span, size=high - low, expression=expression))
+    return tuple(result)
+
+
+def align(left: ChannelSpans, right: ChannelSpans) -> list[tuple[ChannelSpan, ChannelSpan]] | None:
+    """Pair the channels of two values of equal width, splitting spans at each other's ends."""
+    if width(left) != width(right):
+        return None
+    ends = {0}
+    for spans in (left, right):
+        offset = 0
+        for span in spans:
+            offset += span.size * span.repeat
+            ends.add(offset)
+    bounds = sorted(ends)
+    pairs = []
+    for start, stop in pairwise(bounds):
+        a, b = slice_spans(left, start, stop), slice_spans(right, start, stop)
+        if a is None or b is None:
+            return None
+        if a[0].repeat != b[0].repeat:
+            if a[0].expression is None and not a[0].pending_sites:
+                a = (ChannelSpan(b[0].size, None, b[0].repeat),)
+            elif b[0].expression is None and not b[0].pending_sites:
+                b = (ChannelSpan(a[0].size, None, a[0].repeat),)
+            else:
+                return None
+        pairs.append((a[0], b[0]))
+    return pairs
+
+
+def compute_mask(span: ChannelSpan, masks: Sequence[Mask]) -> Mask:
+    """Return which channels of a span are present, before repeating."""
+    return _evaluate(span.expression, span.size, masks)
+
+
+def _evaluate(expression: Expression, size: int, masks: Sequence[Mask]) -> Mask:
+    if expression is None:
+        return np.ones(size, np.bool_)
+    if isinstance(expression, SiteFilter):
+        return masks[expression.site][expression.start : expression.start + size]
+    parts = [_evaluate(part, size, masks) for part in expression.parts]
+    combine = np.logical_or if isinstance(expression, AnyOf) else np.logical_and
+    return np.asarray(combine.reduce(parts), np.bool_)
+
+
+def find_positions(spans: ChannelSpans, masks: Sequence[Mask]) -> Index:
+    """Return the positions of the present channels in the full network."""
+    span_masks = [compute_mask(span, masks) for span in spans]
+    repeats = [span.repeat for span in spans]
+    if all(repeat == 1 for repeat in repeats):
+        return np.flatnonzero(span_masks[0] if len(span_masks) == 1 else np.concatenate(span_masks))
+    repeated = [np.repeat(mask, repeat) for mask, repeat in zip(span_masks, repeats, strict=True)]
+    return np.flatnonzero(np.concatenate(repeated))
+
+
+def count(spans: ChannelSpans, masks: Sequence[Mask]) -> int:
+    """Return the number of present channels."""
+    return sum(int(compute_mask(span, masks).sum()) * span.repeat for span in spans)
+
+
+def compute_factors(
+    spans: ChannelSpans, masks: Sequence[Mask], scales: Sequence[float]
+) -> NDArray[np.float64] | float:
+    """Return the pending factor of each present channel, or one number if all are equal."""
+    values = [prod(scales[site] for site in sorted(span.pending_sites)) for span in spans]
+    if len(set(values)) == 1:
+        return float(values[0])
+    counts = [int(compute_mask(span, masks).sum()) * span.repeat for span in spans]
+    return np.repeat(np.asarray(values, np.float64), counts)
+
+
+def compute_probability(
+    expression: Expression, keep_probability: KeepProbability, conditions: Mapping[SiteFilter, bool]
+) -> float:
+    """Return the probability that a channel is present, given which of some filters are kept."""
+    if expression is None:
+        return 1.0
+    if isinstance(expression, SiteFilter):
+        return _compute_filter_probability(expression, keep_probability, conditions)
+    is_any = isinstance(expression, AnyOf)
+    known = [
+        conditions[part]
+        for part in expression.parts
+        if isinstance(part, SiteFilter) and part in conditions
+    ]
+    if is_any in known:  # decided by a single part
+        return float(is_any)
+    parts = [part for part in expression.parts if part not in conditions]
+    sites_by_part = [{f.site for f in collect_filters(part) - conditions.keys()} for part in parts]
+    sites = set[int]().union(*sites_by_part)
+    if sum(map(len, sites_by_part)) == len(sites):  # parts are independent
+        probabilities = [compute_probability(part, keep_probability, conditions) for part in parts]
+        return 1 - prod(1 - p for p in probabilities) if is_any else prod(probabilities)
+    site = max(sites, key=lambda site: (sum(site in part for part in sites_by_part), site))
+    open_filters = collect_filters(expression) - conditions.keys()
+    pivot = min((f for f in open_filters if f.site == site), key=lambda f: f.start)
+    pivot_kept, result = _compute_filter_probability(pivot, keep_probability, conditions), 0.0
+    for probability, is_kept in ((pivot_kept, True), (1 - pivot_kept, False)):
+        if probability > 0:
+            result += probability * compute_probability(
+                expression, keep_probability, {**conditions, pivot: is_kept}
+            )
+    return result
+
+
+def _compute_filter_probability(
+    site_filter: SiteFilter,
+    keep_probability: KeepProbability,
+    conditions: Mapping[SiteFilter, bool],
+) -> float:
+    if site_filter in conditions:
+        return float(conditions[site_filter])
+    same = [is_kept for other, is_kept in conditions.items() if other.site == site_filter.site]
+    num_kept, num_dropped = same.count(True), same.count(False)
+    condition_probability = keep_probability(site_filter.site, num_kept, num_dropped)
+    return (
+        min(
+            1.0,
+            keep_probability(site_filter.site, num_kept + 1, num_dropped) / condition_probability,
+        )
+        if condition_probability > 0
+        else 0.0
+    )

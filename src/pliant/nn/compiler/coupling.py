@@ -1,0 +1,43 @@
+"""Decisions about layers: which have droppable filters, and which must share one mask."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Decisions:
+    """Decisions so far; a layer is identified by the name of its weight."""
+
+    coupled: bool = True
+    fixed: set[str] = field(default_factory=set)  # keep all filters
+    unsliced: set[str] = field(default_factory=set)  # parameters kept in full
+    parent: dict[str, str] = field(default_factory=dict)  # shares a mask with that layer
+
+    def find_root(self, layer: str) -> str:
+        """Return the representative of the layers that share this layer's mask."""
+        while layer in self.parent:
+            layer = self.parent[layer]
+        return layer
+
+    def size(self) -> int:
+        """Return the number of decisions."""
+        return len(self.fixed) + len(self.unsliced) + len(self.parent)
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers that share one mask."""
+
+    layers: tuple[str, ...]
+    filters: int
+
+
+def group_layers(candidates: dict[str, int], decisions: Decisions) -> tuple[LayerGroup, ...]:
+    """Group the layers with droppable filters by shared mask."""
+    members: dict[str, list[str]] = {}
+    for layer in candidates:
+        members.setdefault(decisions.find_root(layer), []).append(layer)
+    return tuple(
+        LayerGroup(tuple(layers), candidates[layers[0]])
+        for layers in members.values()
+        if not decisions.fixed.intersection(layers)
+    )

@@ -1,0 +1,266 @@
+"""The compact pass as a program: fixed instructions, and the queries that depend on the subnet.
+
+A `CompactProgram` is built once per network. Binding it to a subnet computes which entries of each
+parameter are kept, and the indices and factors that instructions need.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, fx
+
+from pliant.nn.compiler import channels
+from pliant.nn.compiler.channels import ChannelSpans, Mask
+from pliant.nn.subnet import Subnet
+
+ParamSlicing = tuple[ChannelSpans | None, ...]  # per dimension of a parameter; None: not sliced
+SubnetQuery = Callable[["ChannelIndex"], Any]  # computed per subnet for an instruction
+Environment = list[Any]  # values by slot
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One operation: reads slots, writes one, then frees those that are not read again."""
+
+    run: Callable[[Environment, "BoundProgram"], Any]
+    slot: int
+    name: str
+    freed_slots: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Multiply-adds of one layer per sample: `unit_macs` × kept outputs × kept inputs."""
+
+    layer: str
+    unit_macs: int
+    outputs: ChannelSpans
+    inputs: ChannelSpans | None  # None: depthwise
+    passes: int  # forward, plus one each for the gradients of weights and inputs
+
+
+@dataclass(frozen=True)
+class ActivationCost:
+    """A tensor that the forward pass writes: `unit_size` entries per sample and kept channel."""
+
+    unit_size: int
+    spans: ChannelSpans
+
+
+@dataclass(frozen=True)
+class DenseFallback:
+    """A value whose absent channels are filled with zeros, and why."""
+
+    value: str
+    reader: str
+    why: str
+
+
+@dataclass
+class CompactProgram:
+    """The parts of a compact pass that are the same for all subnets."""
+
+    input_slots: list[int] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
+    num_slots: int = 0
+    output: Any = None
+    slicings: dict[str, ParamSlicing] = field(default_factory=dict)
+    param_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    slicing_groups: list[tuple[tuple[tuple[int, ...], ParamSlicing], list[str]]] = field(
+        default_factory=list
+    )
+    queries: list[SubnetQuery] = field(default_factory=list)
+    layer_costs: list[LayerCost] = field(default_factory=list)
+    activations: list[ActivationCost] = field(default_factory=list)
+    dense_fallbacks: list[DenseFallback] = field(default_factory=list)
+    # may lose all channels even though every site keeps a filter
+    fragile_spans: list[ChannelSpans] = field(default_factory=list)
+
+
+class ChannelIndex:
+    """Channel positions of one subnet, computed on demand and cached."""
+
+    def __init__(self, subnet: Subnet, device: torch.device, dtype: torch.dtype) -> None:
+        self.subnet = subnet
+        self.device = device
+        self.dtype = dtype
+        self._positions: dict[int, NDArray[np.int64]] = {}
+
+    def positions(self, spans: ChannelSpans) -> NDArray[np.int64]:
+        """Return the kept positions of these spans."""
+        # keyed by identity: programs reuse span objects, and hashing them costs more than this
+        positions = self._positions.get(id(spans))
+        if positions is None:
+            positions = self._positions[id(spans)] = channels.find_positions(spans, self.masks)
+        return positions
+
+    @property
+    def masks(self) -> Sequence[Mask]:
+        """Return the mask of each site."""
+        return self.subnet.masks
+
+    def count(self, spans: ChannelSpans) -> int:
+        """Return the number of kept channels in these spans."""
+        return len(self.positions(spans))
+
+    def compute_factors(self, spans: ChannelSpans) -> NDArray[np.float64] | float:
+        """Return the pending factors of these spans."""
+        return channels.compute_factors(spans, self.masks, self.subnet.scales)
+
+    def to_index_tensor(self, positions: NDArray[np.int64]) -> Tensor:
+        """Convert positions to a tensor on the device of the pass."""
+        tensor = torch.from_numpy(positions)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
+
+    def to_float_tensor(self, values: NDArray[np.float64], shape: tuple[int, ...]) -> Tensor:
+        """Convert factors to a tensor of this shape."""
+        tensor = torch.from_numpy(values).to(self.device, self.dtype, non_blocking=True)
+        return tensor.view(shape)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The kept rows of a parameter viewed as (rows, block); None keeps all."""
+
+    rows: Tensor | None
+    block: int
+    shape: tuple[int, ...]
+
+
+class BoundProgram:
+    """A program bound to one subnet: query results, and parameter slices on demand."""
+
+    def __init__(self, program: CompactProgram, channel_index: ChannelIndex) -> None:
+        self.program = program
+        self.channel_index = channel_index
+        self.query_results = [query(channel_index) for query in program.queries]
+        self.params: Mapping[str, Tensor] = {}
+
+    @cached_property
+    def slices(self) -> dict[str, Slice]:
+        """Return the slice of each parameter."""
+        slices: dict[str, Slice] = {}
+        for (shape, slicing), names in self.program.slicing_groups:
+            slices.update(dict.fromkeys(names, self._compute_slice(shape, slicing)))
+        return slices
+
+    def _compute_slice(self, shape: tuple[int, ...], slicing: ParamSlicing) -> Slice:
+        sliced_dim, block = find_sliced_dim(shape, slicing)
+        if sliced_dim < 0:
+            return Slice(None, 0, shape)
+        rows, subnet_shape = find_rows(self.channel_index, shape, slicing)
+        return (
+            Slice(None, 0, shape)
+            if subnet_shape == shape
+            else Slice(self.channel_index.to_index_tensor(rows), block, subnet_shape)
+        )
+
+
+def bind(
+    program: CompactProgram, subnet: Subnet, device: torch.device, dtype: torch.dtype
+) -> BoundProgram:
+    """Bind a program to a subnet."""
+    return BoundProgram(program, ChannelIndex(subnet, device, dtype))
+
+
+def find_sliced_dim(shape: tuple[int, ...], slicing: ParamSlicing) -> tuple[int, int]:
+    """Return the last sliced dimension (-1: none), and the length of contiguous runs.
+
+    A run includes the repeats (e.g. flattened pixels) of a channel.
+    """
+    last = max((dim for dim, spans in enumerate(slicing) if spans is not None), default=-1)
+    if last < 0:
+        return last, 1
+    return last, prod(shape[last + 1 :]) * find_common_repeat(slicing[last])
+
+
+def find_rows(
+    channel_index: ChannelIndex, shape: tuple[int, ...], slicing: ParamSlicing
+) -> tuple[NDArray[np.int64], tuple[int, ...]]:
+    """Return which runs of a parameter are kept, and their shape."""
+    last, _ = find_sliced_dim(shape, slicing)
+    subnet_shape = list(shape)
+    rows: NDArray[np.int64] | None = None
+    for dim in range(last + 1):
+        spans, size = slicing[dim], shape[dim]
+        if spans is None:
+            positions = np.arange(size)
+        else:
+            positions = channel_index.positions(spans)
+            subnet_shape[dim] = len(positions)
+        if dim == last and (repeat := find_common_repeat(spans)) > 1:
+            positions, size = positions[::repeat] // repeat, size // repeat
+        rows = positions if rows is None else (rows[:, None] * size + positions).ravel()
+    assert rows is not None
+    return rows, tuple(subnet_shape)
+
+
+def find_common_repeat(spans: ChannelSpans | None) -> int:
+    """Return the repeat of all spans, or 1 if they differ."""
+    repeats = {span.repeat for span in spans or ()}
+    return repeats.pop() if len(repeats) == 1 else 1
+
+
+def execute(
+    program: CompactProgram,
+    bound: BoundProgram,
+    params: Mapping[str, Tensor],
+    inputs: Sequence[Any],
+) -> Any:
+    """Run the compact pass on compact parameters."""
+    if len(inputs) != len(program.input_slots):
+        raise ValueError(f"Expected {len(program.input_slots)} inputs, got {len(inputs)}")
+    environment: Environment = [None] * program.num_slots
+    for slot, value in zip(program.input_slots, inputs, strict=True):
+        environment[slot] = _to_channels_last(value)
+    bound = copy.copy(bound)  # query results are shared, parameters belong to this run
+    bound.params = params
+    for instruction in program.instructions:
+        environment[instruction.slot] = instruction.run(environment, bound)
+        for slot in instruction.freed_slots:
+            environment[slot] = None
+    return resolve_slots(program.output, environment)
+
+
+def _to_channels_last(value: Any) -> Any:
+    """Convert images to the memory format that is fastest for convolutions on a CPU."""
+    if not isinstance(value, Tensor) or value.dim() != 4 or value.device.type != "cpu":
+        return value
+    value = value.contiguous(memory_format=torch.channels_last)
+    if value.shape[1] == 1:  # contiguous in both formats: set strides explicitly
+        height, width = value.shape[2:]
+        return value.as_strided(value.shape, (height * width, 1, width, 1))
+    return value
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A reference to a slot, within arguments or the output."""
+
+    number: int
+
+
+def replace_nodes(structure: Any, slot_of: Callable[[fx.Node], int]) -> Any:
+    """Replace the nodes of a graph with slots."""
+    return fx.node.map_arg(structure, lambda node: Slot(slot_of(node)))  # type: ignore[arg-type,return-value] # fx does not know Slot
+
+
+def resolve_slots(structure: Any, environment: Environment) -> Any:
+    """Replace slots with their values."""
+    if isinstance(structure, Slot):
+        return environment[structure.number]
+    if isinstance(structure, tuple | list):
+        return type(structure)(resolve_slots(part, environment) for part in structure)
+    if isinstance(structure, dict):
+        return {key: resolve_slots(part, environment) for key, part in structure.items()}
+    if isinstance(structure, slice):
+        parts = (structure.start, structure.stop, structure.step)
+        return slice(*(resolve_slots(part, environment) for part in parts))
+    return structure

@@ -1,0 +1,300 @@
+"""Parameters in a few flat buffers, so that a subnet is extracted in a few copies.
+
+Tensors whose kept entries come in runs of the same length (a 3x3 kernel, the pixels of a flattened
+channel, single numbers) share one flat tensor. Changing the subnet then takes one gather and one
+scatter per run length, instead of two per parameter. Kept rows are found for all buffers at once;
+the resulting shapes are cached, since consecutive subnets often share them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pliant.nn.compiler.channels import ChannelSpan, ChannelSpans, SiteFilter, compute_mask, width
+from pliant.nn.compiler.program import (
+    ChannelIndex,
+    CompactProgram,
+    ParamSlicing,
+    find_common_repeat,
+    find_sliced_dim,
+)
+from pliant.params import Params
+
+LARGE_TENSOR = 1 << 14  # entries; larger tensors get their own buffer, as packing them costs more
+MAX_CACHED_SHAPES = 64  # subnets; rounded sampling produces fewer different shapes
+Shapes = tuple[tuple[int, ...], ...]
+CopyPair = tuple[Tensor, Tensor, int]  # rows of a full buffer, the subnet's rows, buffer index
+
+
+@dataclass(frozen=True)
+class BufferSlice:
+    """The rows of a flat buffer that a subnet keeps (None: all), and its tensor shapes."""
+
+    rows: Tensor | None
+    shapes: Shapes
+
+
+class KeepBits:
+    """A bit vector per subnet, over the filters of all sites and expressions of them.
+
+    Two of these bits, at fixed positions, decide whether a parameter entry is kept.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._site_starts = np.cumsum([0, *sizes])
+        self._always_kept_bit = int(self._site_starts[-1])
+        self._derived_starts: dict[ChannelSpan, int] = {}
+        self._num_bits = self._always_kept_bit + 1
+
+    def assign_bits(self, spans: ChannelSpans | None, size: int) -> NDArray[np.int64]:
+        """Return the bit that decides each entry along one dimension, once per common repeat."""
+        if spans is None:
+            return np.full(size, self._always_kept_bit)
+        distinct = {span.repeat for span in spans}
+        repeats = [span.repeat if len(distinct) > 1 else 1 for span in spans]
+        return np.concatenate(
+            [
+                np.repeat(self._assign_span_bits(span), repeat)
+                for span, repeat in zip(spans, repeats, strict=True)
+            ]
+        )
+
+    def _assign_span_bits(self, span: ChannelSpan) -> NDArray[np.int64]:
+        expression = span.expression
+        if expression is None:
+            return np.full(span.size, self._always_kept_bit)
+        if isinstance(expression, SiteFilter):
+            return int(self._site_starts[expression.site]) + expression.start + np.arange(span.size)
+        if span not in self._derived_starts:
+            self._derived_starts[span] = self._num_bits
+            self._num_bits += span.size
+        return self._derived_starts[span] + np.arange(span.size)
+
+    def compute_bits(self, channel_index: ChannelIndex) -> NDArray[np.bool_]:
+        """Return the bit vector of one subnet."""
+        derived = [compute_mask(span, channel_index.masks) for span in self._derived_starts]
+        return np.concatenate([*channel_index.masks, np.ones(1, np.bool_), *derived])
+
+
+@dataclass(frozen=True)
+class SlicedShape:
+    """The shape of a sliced tensor as a function of its kept rows."""
+
+    shape: tuple[int, ...]
+    output_spans: ChannelSpans | None  # along an earlier dimension that is sliced too
+    first_dim: int
+    last_dim: int
+    unsliced_size: int  # product of the other dimensions
+
+    def compute_shape(self, numel: int, num_outputs: int) -> tuple[int, ...]:
+        """Return the shape of a tensor with this many entries and outputs."""
+        head, tail = self.shape[: self.last_dim], self.shape[self.last_dim + 1 :]
+        if self.output_spans is None:
+            return (*head, numel // self.unsliced_size, *tail)
+        head = (*head[: self.first_dim], num_outputs, *head[self.first_dim + 1 :])
+        return (*head, numel // (self.unsliced_size * num_outputs), *tail)
+
+
+@dataclass(frozen=True)
+class FlatBuffer:
+    """Tensors stored end to end, viewed as rows of `block` entries."""
+
+    names: tuple[str, ...]
+    block: int
+    shapes: Shapes
+    slicings: tuple[ParamSlicing, ...]
+    is_sliced: bool  # otherwise always kept in full
+
+
+class SubnetIndexer:
+    """Find the rows that each subnet keeps of flat buffers."""
+
+    def __init__(self, flat_buffers: Sequence[FlatBuffer], sizes: Sequence[int]) -> None:
+        self.flat_buffers = flat_buffers
+        self._keep_bits = KeepBits(sizes)
+        shapes = [
+            list(map(_make_sliced_shape, buffer.shapes, buffer.slicings))
+            if buffer.is_sliced
+            else []
+            for buffer in flat_buffers
+        ]
+        outputs = [s.output_spans for row in shapes for s in row if s.output_spans]
+        self._output_spans = list(dict.fromkeys(outputs))
+        output_index = {spans: index for index, spans in enumerate(self._output_spans)}
+        self._sliced_shapes = [
+            [(s, output_index[s.output_spans] if s.output_spans else -1) for s in row]
+            for row in shapes
+        ]
+        pairs = [
+            _find_row_bits(self._keep_bits, shape, slicing)
+            for buffer in flat_buffers
+            if buffer.is_sliced
+            for shape, slicing in zip(buffer.shapes, buffer.slicings, strict=True)
+        ]
+        for spans in self._output_spans:  # outputs are counted like the rows of a tensor
+            bits = self._keep_bits.assign_bits(spans, width(spans))
+            pairs.append((bits, bits))
+        empty = np.zeros(0, np.int64)
+        self._first_bits = np.concatenate([empty, *(first for first, _ in pairs)])
+        self._second_bits = np.concatenate([empty, *(second for _, second in pairs)])
+        self._row_bounds = np.cumsum([0, *(len(first) for first, _ in pairs)])
+        self._shape_cache: dict[bytes, tuple[Shapes, ...]] = {}
+
+    def index_subnet(self, channel_index: ChannelIndex) -> list[BufferSlice]:
+        """Return the slices of a subnet; equal shapes are usually the same object."""
+        bits = self._keep_bits.compute_bits(channel_index)
+        kept_rows = np.flatnonzero(bits.take(self._first_bits) & bits.take(self._second_bits))
+        bounds = np.searchsorted(kept_rows, self._row_bounds)
+        key = bounds.tobytes()
+        shapes = self._shape_cache.get(key)
+        if shapes is None:
+            if len(self._shape_cache) == MAX_CACHED_SHAPES:
+                self._shape_cache.clear()
+            shapes = self._shape_cache[key] = self._compute_shapes(np.diff(bounds).tolist())
+        slices, stop = [], 0
+        for buffer, subnet_shapes in zip(self.flat_buffers, shapes, strict=True):
+            rows = None
+            if buffer.is_sliced:
+                start, stop = stop, stop + len(subnet_shapes)
+                if subnet_shapes != buffer.shapes:
+                    rows = channel_index.to_index_tensor(
+                        kept_rows[bounds[start] : bounds[stop]] - self._row_bounds[start]
+                    )
+            slices.append(BufferSlice(rows, subnet_shapes))
+        return slices
+
+    def _compute_shapes(self, row_counts: list[int]) -> tuple[Shapes, ...]:
+        counts = row_counts[len(row_counts) - len(self._output_spans) :]
+        outputs = [
+            count * find_common_repeat(spans)
+            for spans, count in zip(self._output_spans, counts, strict=True)
+        ]
+        outputs.append(1)  # at index -1: no sliced outputs
+        rows = iter(row_counts)
+        return tuple(
+            tuple(
+                sliced.compute_shape(next(rows) * buffer.block, outputs[output_index])
+                for sliced, output_index in sliced_shapes
+            )
+            if buffer.is_sliced
+            else buffer.shapes
+            for buffer, sliced_shapes in zip(self.flat_buffers, self._sliced_shapes, strict=True)
+        )
+
+
+def has_same_shapes(left: BufferSlice, right: BufferSlice) -> bool:
+    """Return whether two slices by one indexer share their shapes; may miss equal ones."""
+    return left.shapes is right.shapes
+
+
+def _make_sliced_shape(shape: tuple[int, ...], slicing: ParamSlicing) -> SlicedShape:
+    sliced_dims = [dim for dim, spans in enumerate(slicing) if spans is not None]
+    assert len(sliced_dims) <= 2, "no parameter is sliced in three dimensions"
+    unsliced_size = prod(size for dim, size in enumerate(shape) if dim not in sliced_dims)
+    output_spans = slicing[sliced_dims[0]] if len(sliced_dims) == 2 else None
+    return SlicedShape(shape, output_spans, sliced_dims[0], sliced_dims[-1], unsliced_size)
+
+
+class FlatLayout:
+    """The assignment of tensors to flat buffers."""
+
+    def __init__(self, program: CompactProgram, params: Mapping[str, Tensor]) -> None:
+        groups: dict[tuple[bool, int, str, torch.dtype], list[str]] = {}
+        for name, tensor in params.items():
+            sliced_dim, block = find_sliced_dim(program.param_shapes[name], program.slicings[name])
+            own_buffer = name if prod(program.param_shapes[name]) > LARGE_TENSOR else ""
+            groups.setdefault((sliced_dim >= 0, block, own_buffer, tensor.dtype), []).append(name)
+        self.flat_buffers = [
+            FlatBuffer(
+                tuple(names),
+                block,
+                tuple(program.param_shapes[name] for name in names),
+                tuple(program.slicings[name] for name in names),
+                is_sliced,
+            )
+            for (is_sliced, block, _, _), names in groups.items()
+        ]
+        self.names = tuple(name for buffer in self.flat_buffers for name in buffer.names)
+
+    def pack(self, params: Mapping[str, Tensor]) -> list[Tensor]:
+        """Copy tensors into flat buffers."""
+        return [
+            torch.cat([params[name].detach().reshape(-1) for name in buffer.names])
+            for buffer in self.flat_buffers
+        ]
+
+    def unpack(self, flats: list[Tensor]) -> Params:
+        """Return the tensors in full-size flat buffers, as views."""
+        params: Params = {}
+        for buffer, flat in zip(self.flat_buffers, flats, strict=True):
+            params.update(zip(buffer.names, split_flat(flat, buffer.shapes), strict=True))
+        return params
+
+
+def _find_row_bits(
+    keep_bits: KeepBits, shape: tuple[int, ...], slicing: ParamSlicing
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the two bits that decide each row of a tensor (usually of its output and input)."""
+    last, _ = find_sliced_dim(shape, slicing)
+    sliced_dims = [dim for dim in range(last + 1) if slicing[dim] is not None]
+    bits = [keep_bits.assign_bits(slicing[dim], size) for dim, size in enumerate(shape[: last + 1])]
+    grid = np.meshgrid(*bits, indexing="ij")
+    flat = [grid[dim].ravel() for dim in (sliced_dims[0], sliced_dims[-1])]
+    return flat[0], flat[1]
+
+
+def gather_rows(
+    flats: Sequence[Tensor], flat_buffers: Sequence[FlatBuffer], slices: Sequence[BufferSlice]
+) -> list[Tensor]:
+    """Copy the kept rows of each flat buffer, or return it unchanged if all are kept."""
+    return [
+        flat
+        if part.rows is None
+        else flat.view(-1, buffer.block).index_select(0, part.rows).view(-1)
+        for flat, buffer, part in zip(flats, flat_buffers, slices, strict=True)
+    ]
+
+
+def make_copy_pairs(
+    flats: Sequence[Tensor],
+    subnet_flats: Sequence[Tensor],
+    flat_buffers: Sequence[FlatBuffer],
+    first_index: int,
+) -> list[CopyPair]:
+    """Pair full-size buffers with the copies of their kept rows."""
+    return [
+        (flat.view(-1, buffer.block), subnet_flat.view(-1, buffer.block), index)
+        for index, (flat, subnet_flat) in enumerate(
+            zip(flats, subnet_flats, strict=True), first_index
+        )
+        if subnet_flat is not flat and (buffer := flat_buffers[index])
+    ]
+
+
+def scatter_rows(
+    flats: Sequence[Tensor],
+    subnet_flats: Sequence[Tensor],
+    flat_buffers: Sequence[FlatBuffer],
+    slices: Sequence[BufferSlice],
+) -> None:
+    """Write the kept rows back into the full-size buffers, in place."""
+    for flat, subnet_flat, buffer, part in zip(
+        flats, subnet_flats, flat_buffers, slices, strict=True
+    ):
+        if part.rows is not None:
+            flat.view(-1, buffer.block).index_copy_(
+                0, part.rows, subnet_flat.view(-1, buffer.block)
+            )
+
+
+def split_flat(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Split a flat tensor into views of these shapes."""
+    if len(shapes) == 1:
+        return [flat.view(shapes[0])]
+    parts = torch.split(flat, [prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -1,0 +1,61 @@
+"""Copy a subnet's entries out of full-size parameters and back."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pliant.nn.compiler.program import Slice
+from pliant.params import Params
+
+
+def take(params: Mapping[str, Tensor], slices: Mapping[str, Slice]) -> Params:
+    """Return the kept entries of every tensor, without copying a tensor that is fully kept."""
+    return {
+        name: tensor
+        if (param_slice := slices.get(name)) is None or param_slice.rows is None
+        else select_rows(tensor, param_slice)
+        for name, tensor in params.items()
+    }
+
+
+def select_rows(tensor: Tensor, param_slice: Slice) -> Tensor:
+    """Copy the kept entries of one tensor."""
+    assert param_slice.rows is not None
+    return (
+        tensor.detach()
+        .reshape(-1, param_slice.block)
+        .index_select(0, param_slice.rows)
+        .view(param_slice.shape)
+    )
+
+
+def overwrite_rows(full: Tensor, param_slice: Slice | None, values: Tensor) -> None:
+    """Overwrite the kept entries of a full-size tensor in place."""
+    if param_slice is None or param_slice.rows is None:
+        if full is not values:
+            full.copy_(values)
+        return
+    rows = full.reshape(-1, param_slice.block)  # a copy if the tensor has another memory format
+    rows.index_copy_(0, param_slice.rows, values.reshape(-1, param_slice.block))
+    if rows.data_ptr() != full.data_ptr():
+        full.copy_(rows.view(full.shape))
+
+
+def put(
+    params: Mapping[str, Tensor], subnet_params: Mapping[str, Tensor], slices: Mapping[str, Slice]
+) -> Params:
+    """Return full-size tensors with the subnet's entries overwritten."""
+    full_params = {name: tensor.clone() for name, tensor in params.items()}
+    for name, tensor in subnet_params.items():
+        overwrite_rows(full_params[name], slices.get(name), tensor)
+    return full_params
+
+
+def embed(
+    params: Mapping[str, Tensor], subnet_params: Mapping[str, Tensor], slices: Mapping[str, Slice]
+) -> tuple[Params, Params]:
+    """Return the subnet's entries at full size, padded with zeros, and a mask of ones."""
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+    ones = {name: torch.ones_like(tensor) for name, tensor in subnet_params.items()}
+    return put(zeros, subnet_params, slices), put(zeros, ones, slices)

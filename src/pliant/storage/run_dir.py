@@ -1,0 +1,103 @@
+"""Run directories: the config of a run and the versions it ran on."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pliant.storage import atomic, formats
+
+TORCH_THREADS = 1  # in every process of a run, so that no result depends on the cores
+CONFIG_FILE = "config.json"
+LIBRARIES = ("pliant", "torch", "numpy", "msgspec", "safetensors", "pymoo", "flwr", "ray")
+
+
+def create_run_dir(folder: Path, config: dict[str, Any]) -> None:
+    """Create a run directory with its config and the versions in use, before the first step."""
+    if (folder / CONFIG_FILE).exists():
+        raise FileExistsError(f"{folder} already holds a run: resume it or choose another folder")
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    atomic.write_bytes(
+        folder / "versions.json", _format_json({"command": command} | collect_versions())
+    )
+    header = {"format": formats.RUN_CONFIG.number}
+    atomic.write_bytes(folder / CONFIG_FILE, _format_json(header | config))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the config of a run as plain data."""
+    path = folder / CONFIG_FILE
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{folder}: expected a run folder, found no config.json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    formats.RUN_CONFIG.check(config.pop("format", None), path)
+    return config
+
+
+def check_run_format(folder: Path) -> None:
+    """Refuse a run that an older or a newer pliant wrote; say nothing about unreadable ones."""
+    try:
+        read_config(folder)
+    except formats.UnsupportedFormat:
+        raise
+    except (OSError, ValueError):
+        return
+
+
+def find_run_dirs(folder: Path) -> Iterator[Path]:
+    """Yield all run folders below a folder, or the folder itself; skip symbolic links."""
+    if (folder / CONFIG_FILE).is_file():
+        yield folder
+        return  # runs are not nested
+    with os.scandir(folder) as entries:
+        inner = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+    for path in inner:
+        yield from find_run_dirs(Path(path))
+
+
+def collect_versions() -> dict[str, str]:
+    """Return what a result depends on: interpreter, platform, libraries, threads and commit."""
+    versions = {"python": sys.version.split()[0], "platform": platform.platform()}
+    for library in LIBRARIES:
+        try:
+            versions[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    versions["torch threads"] = str(TORCH_THREADS)
+    commit = _find_commit(Path(__file__).resolve().parents[1])
+    return versions | ({"commit": commit} if commit else {})
+
+
+def _find_commit(package: Path) -> str | None:
+    """Return the commit of the checkout that a package belongs to; None for an installed package.
+
+    A repository that merely contains the environment is the user's own.
+    """
+    root = package.parent.parent
+    if package.parent.name != "src" or not (root / ".git").exists():
+        return None
+    try:
+        completed = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return completed.stdout.strip() or None
+
+
+def _format_json(value: Any) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"

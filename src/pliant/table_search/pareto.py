@@ -1,0 +1,51 @@
+"""Pareto fronts of two objectives, both minimised, and their hypervolume."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+REFERENCE = (1.0, 1.0)  # cost of the full network, loss at the highest rates
+
+
+def find_pareto_front(costs: FloatArray, losses: FloatArray) -> IntArray:
+    """Return the indices of the undominated points by rising cost, each of equal points once.
+
+    >>> import numpy as np
+    >>> from pliant.table_search.pareto import find_pareto_front
+    >>> costs, losses = np.array([0.0, 1.0, 0.5, 0.5]), np.array([1.0, 0.0, 0.2, 0.3])
+    >>> find_pareto_front(costs, losses).tolist()
+    [0, 2, 1]
+    """
+    order = np.lexsort((losses, costs))
+    best = np.minimum.accumulate(losses[order])
+    is_new = np.concatenate([[True], best[1:] < best[:-1]]) if len(order) else np.array([], bool)
+    front: IntArray = order[is_new]
+    return front
+
+
+def hypervolume(
+    costs: FloatArray, losses: FloatArray, reference: tuple[float, float] = REFERENCE
+) -> float:
+    """Return the area between a front and a reference point that the front should dominate.
+
+    >>> import numpy as np
+    >>> from pliant.table_search.pareto import hypervolume
+    >>> hypervolume(np.array([0.0, 0.5]), np.array([0.5, 0.25]))
+    0.625
+    """
+    inside = (costs < reference[0]) & (losses < reference[1])
+    costs, losses = costs[inside], losses[inside]
+    front = find_pareto_front(costs, losses)
+    rights = np.append(costs[front][1:], reference[0])
+    return float(((rights - costs[front]) * (reference[1] - losses[front])).sum())
+
+
+def average_over_budgets(costs: FloatArray, losses: FloatArray) -> float:
+    """Return the mean of 1 - loss over budgets from 0 to 1, at the dearest row that fits each.
+
+    Rows are sorted by cost. A row counts even where a cheaper one is better, so the mean is linear
+    in the losses, and noise does not inflate it as it inflates the hypervolume.
+    """
+    edges = np.append(np.clip(costs, 0.0, 1.0), 1.0)
+    return float(((edges[1:] - edges[:-1]) * (1.0 - losses)).sum())

@@ -1,0 +1,386 @@
+"""Run a search: hand its short trainings to workers, log them, and build a table.
+
+A search is a deterministic generator of requests, and all its randomness is addressed. To resume a
+killed search, run it again: it repeats its requests, takes the results from the log as far as they
+reach, and trains the rest.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from pliant import __version__
+from pliant.data import ImageDataset
+from pliant.nn.elastic import Elastic
+from pliant.nn.pareto_table import ParetoTable
+from pliant.nn.table_file import save_table
+from pliant.params import Params, digest
+from pliant.rng import derive_seed
+from pliant.storage import atomic, checkpoint
+from pliant.table_search.ask_tell import (
+    SearchProblem,
+    TrialLosses,
+    TrialRequest,
+    request_same_seeds,
+)
+from pliant.table_search.pareto import FloatArray, hypervolume
+from pliant.table_search.settings import SearchSettings
+from pliant.table_search.short_training import (
+    SearchContext,
+    ShortTrainingSettings,
+    Trial,
+    TrialOutcome,
+    evaluate_on_proxy,
+    make_search_context,
+    run_short_training,
+    train_snapshot,
+)
+from pliant.table_search.table_rows import (
+    build_table,
+    fill_gaps,
+    round_rates,
+    select_monotone,
+    thin_vectors,
+)
+from pliant.table_search.trial_log import TRIALS_FILE, TrialLog, read_trials
+from pliant.value import Value, encode
+from pliant.workers.pool import AnyWorkers, InlineWorkers, Pool, open_pool
+
+TABLE_FILE = "table.safetensors"
+SNAPSHOT_FILE = "snapshot.ckpt"
+CHUNK_PER_WORKER = 8  # trainings per worker between two writes of the log
+
+InputFactory = Callable[[], tuple[nn.Module, ImageDataset]]
+
+
+class SearchProgress(Value, frozen=True):
+    """Progress of a search; the last one has the table."""
+
+    stage: str  # corners, search, fresh, done
+    trainings: int  # so far
+    expected: int  # in all
+    hypervolume: float  # of the front so far
+    table: ParetoTable | None = None
+
+
+def search(
+    net: nn.Module,
+    proxy: ImageDataset,
+    settings: SearchSettings | None = None,
+    *,
+    workers: AnyWorkers | None = None,
+    folder: Path | None = None,
+) -> ParetoTable:
+    """Find rate vectors that cost little and learn much, and return them as a table.
+
+    Only proxy images are used. With a `folder`, every short training is logged there, the table is
+    written there, and an interrupted search resumes from its log.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> from pliant.table_search import UniformRates
+    >>> images = pl.ImageDataset.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
+    >>> short = pl.ShortTrainingSettings(batches=1, batch=8, seeds=1, snapshot_batches=1)
+    >>> settings = pl.SearchSettings(
+    ...     UniformRates(4), objective=short, corner_seeds=1, fresh_seeds=1, rows=2
+    ... )
+    >>> table = pl.search(pl.models.digits_cnn(), images, settings)
+    >>> table.rates[-1]  # the full network is always there
+    (0.0, 0.0)
+    """
+    *_, last = iter_search(net, proxy, settings, workers=workers, folder=folder)
+    assert last.table is not None
+    return last.table
+
+
+def iter_search(
+    net: nn.Module,
+    proxy: ImageDataset,
+    settings: SearchSettings | None = None,
+    *,
+    workers: AnyWorkers | None = None,
+    folder: Path | None = None,
+    make_inputs: InputFactory | None = None,
+) -> Iterator[SearchProgress]:
+    """Search, and yield the progress after every chunk of short trainings.
+
+    Worker processes call `make_inputs` to build the network and the proxy images themselves, where
+    copying them would cost more.
+    """
+    settings = settings or SearchSettings()
+    setup = partial(
+        _make_context, make_inputs or partial(_return_inputs, net, proxy), settings.objective
+    )
+    with open_pool(workers or InlineWorkers(), setup, run_short_training) as pool:
+        run = _start_search(net, proxy, settings, pool, folder)
+        with closing(run.trial_log):
+            yield from run.measure_corners()
+            front_vectors = yield from run.run_algorithm()
+            table = yield from run.measure_table(front_vectors)
+            if folder is not None:
+                save_table(folder / TABLE_FILE, table, _describe_provenance(run))
+            yield run.make_progress("done", table)
+
+
+def measure_vectors(
+    net: nn.Module,
+    proxy: ImageDataset,
+    settings: SearchSettings,
+    vectors: FloatArray,
+    seeds: tuple[int, ...],
+    *,
+    workers: AnyWorkers | None = None,
+    folder: Path | None = None,
+    make_inputs: InputFactory | None = None,
+) -> FloatArray:
+    """Return the normalised cost and loss of each vector, measured at these seeds.
+
+    The corners are measured at the same seeds.
+    """
+    setup = partial(
+        _make_context, make_inputs or partial(_return_inputs, net, proxy), settings.objective
+    )
+    with open_pool(workers or InlineWorkers(), setup, run_short_training) as pool:
+        run = _start_search(net, proxy, settings, pool, folder)
+        with closing(run.trial_log):
+            run.seeds = seeds
+            for _ in run.measure_corners():
+                pass
+            request = request_same_seeds(round_rates(vectors), seeds)
+            for _ in run.train_missing(_list_trials(request), "fresh"):
+                pass
+            losses = [float(row.mean()) for row in run.normalise_losses(request).accuracy]
+            return np.column_stack([run.compute_costs(request.vectors), losses])
+
+
+def load_trial_points(
+    net: nn.Module, proxy: ImageDataset, settings: SearchSettings, folder: Path
+) -> FloatArray:
+    """Return cost and loss of every vector that the search in a folder tried, in its order."""
+    with open_pool(InlineWorkers(), _make_no_context, run_short_training) as pool:
+        run = _start_search(net, proxy, settings, pool, folder)
+        with closing(run.trial_log):
+            for _ in run.measure_corners():
+                pass
+            for _ in run.run_algorithm():
+                pass
+            return np.array(run.points).reshape(-1, 2)
+
+
+def copy_trials(source_folder: Path, folder: Path) -> None:
+    """Copy the short trainings of another search, for reuse where the objective is the same."""
+    read_trials(source_folder / TRIALS_FILE)  # refuses another format
+    contents = {name: (source_folder / name).read_bytes() for name in (SNAPSHOT_FILE, TRIALS_FILE)}
+    for name, content in contents.items():
+        atomic.write_bytes(folder / name, content)
+
+
+def _make_no_context() -> Any:
+    return None
+
+
+def _start_search(
+    net: nn.Module,
+    proxy: ImageDataset,
+    settings: SearchSettings,
+    pool: Pool[Trial, TrialOutcome],
+    folder: Path | None,
+) -> "_SearchState":
+    context = make_search_context(net, proxy, settings.objective)
+    if not context.net.sites:
+        raise ValueError("Expected a network with filters to drop, found none")
+    snapshot_params = _load_or_train_snapshot(context, folder)
+    address = f"{context.digest} {digest(snapshot_params)}"
+    log = TrialLog(blake2b(address.encode(), digest_size=16).hexdigest(), folder)
+    return _SearchState(settings, context, snapshot_params, pool, log)
+
+
+def _return_inputs(net: nn.Module, proxy: ImageDataset) -> tuple[nn.Module, ImageDataset]:
+    return net, proxy
+
+
+def _make_context(make_inputs: InputFactory, settings: ShortTrainingSettings) -> SearchContext:
+    return make_search_context(*make_inputs(), settings)
+
+
+def _load_or_train_snapshot(context: SearchContext, folder: Path | None) -> Params:
+    """Return the snapshot on disk if it is intact and belongs to this context, else a new one."""
+    path = None if folder is None else folder / SNAPSHOT_FILE
+    if path is not None and path.exists():
+        try:
+            params, context_digest = checkpoint.load(path)
+        except checkpoint.CorruptCheckpoint:
+            context_digest = None
+        if context_digest == context.digest:
+            return params
+    params = train_snapshot(context)
+    if path is not None:
+        atomic.write_bytes(path, checkpoint.to_bytes(params, context.digest))
+    return params
+
+
+@dataclass
+class _SearchState:
+    """A running search."""
+
+    settings: SearchSettings
+    context: SearchContext
+    snapshot_params: Params
+    pool: Pool[Trial, TrialOutcome]
+    trial_log: TrialLog
+    requested: set[Trial] = field(default_factory=set)
+    points: list[tuple[float, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        settings, sites = self.settings, len(self.context.net.sites)
+        objective = settings.objective
+        seed_count = max(settings.corner_seeds, objective.seeds)
+        self.seeds = tuple(derive_seed(settings.seed, "short", n) for n in range(seed_count))
+        # the same for every search with this objective, so that fronts can be compared
+        self.fresh_seeds = tuple(
+            derive_seed(objective.seed, "fresh", n) for n in range(settings.fresh_seeds)
+        )
+        self.full_rates = np.zeros(sites)
+        self.highest_rates = round_rates(np.full(sites, settings.highest_rate))
+        self.step_cost = _make_step_cost(settings, self.context.net)
+        self.min_step_cost = self.step_cost(self.highest_rates)
+        self.max_step_cost = self.step_cost(self.full_rates)
+        self.expected_trainings = settings.algorithm.count_trainings(sites, objective.seeds)
+        self.expected_trainings += 2 * seed_count + settings.fresh_seeds * settings.rows
+
+    def compute_costs(self, vectors: FloatArray) -> FloatArray:
+        """Return costs normalised to 0 at the highest rates and 1 for the full network."""
+        costs = np.array([self.step_cost(vector) for vector in round_rates(vectors)])
+        return (costs - self.min_step_cost) / (self.max_step_cost - self.min_step_cost)
+
+    def compute_macs_share(self, rates: Sequence[float]) -> float:
+        """Return the expected MACs of a training step as a share of the full network's."""
+        net = self.context.net
+        return net.macs(rates, training=True) / net.macs(0.0, training=True)
+
+    def make_progress(self, stage: str, table: ParetoTable | None = None) -> SearchProgress:
+        """Return the progress so far."""
+        points = np.array(self.points).reshape(-1, 2)
+        done = len(self.requested)
+        volume = hypervolume(points[:, 0], points[:, 1])
+        return SearchProgress(stage, done, max(self.expected_trainings, done), volume, table)
+
+    def measure_corners(self) -> Iterator[SearchProgress]:
+        """Measure the full network and the highest rates, to which all losses are relative."""
+        corners = np.stack([self.full_rates, self.highest_rates])
+        yield from self.train_missing(
+            _list_trials(request_same_seeds(corners, self.seeds)), "corners"
+        )
+        full, highest = (self._get_gains(rates, self.seeds).mean(axis=0) for rates in corners)
+        # where dropout has no measurable cost, assume that of one image
+        smallest = np.array([1 / len(self.context.eval_images), 1e-3])
+        self.loss_scale = np.maximum(full - highest, smallest)  # of accuracy, and of -loss
+
+    def run_algorithm(self) -> Generator[SearchProgress, None, FloatArray]:
+        """Serve the algorithm's requests until it returns its front."""
+        problem = SearchProblem(
+            len(self.context.net.sites),
+            self.settings.highest_rate,
+            self.compute_costs,
+            self.seeds,
+            self.settings.objective.seeds,
+            self.settings.seed,
+        )
+        algorithm = self.settings.algorithm.propose(problem)
+        try:
+            request = next(algorithm)
+            while True:
+                request = TrialRequest(round_rates(request.vectors), request.seeds)
+                yield from self.train_missing(_list_trials(request), "search")
+                losses = self.normalise_losses(request)
+                means = [float(row.mean()) for row in losses.accuracy]
+                costs = self.compute_costs(request.vectors).tolist()
+                self.points += zip(costs, means, strict=True)
+                request = algorithm.send(losses)
+        except StopIteration as stop:
+            front_vectors: FloatArray = stop.value
+            return round_rates(front_vectors)
+
+    def measure_table(
+        self, front_vectors: FloatArray
+    ) -> Generator[SearchProgress, None, ParetoTable]:
+        """Measure the front at fresh seeds and build a table of it."""
+        vectors = np.unique(
+            np.concatenate([front_vectors, self.full_rates[None], self.highest_rates[None]]), axis=0
+        )
+        vectors = thin_vectors(vectors, self.compute_costs(vectors), self.settings.rows)
+        yield from self.train_missing(
+            _list_trials(request_same_seeds(vectors, self.fresh_seeds)), "fresh"
+        )
+        start = evaluate_on_proxy(self.context, self.snapshot_params).accuracy
+        gains = np.array(
+            [self._get_gains(v, self.fresh_seeds)[:, 0].mean() - start for v in vectors]
+        )
+        rows = select_monotone(vectors, self.compute_costs(vectors), gains)
+        rows = fill_gaps(rows, self.settings.rows, self.compute_costs)
+        return build_table(self.context.net, rows, self.settings.profile)
+
+    def train_missing(self, trials: list[Trial], stage: str) -> Iterator[SearchProgress]:
+        """Run the trials that are not in the log yet."""
+        trials = list(dict.fromkeys(trials))
+        size = CHUNK_PER_WORKER * self.pool.count
+        missing = [trial for trial in trials if self.trial_log.get(trial) is None]
+        self.requested.update(set(trials).difference(missing))
+        for start in range(0, len(missing), size):
+            chunk = missing[start : start + size]
+            outcomes = self.pool.run(chunk, self.snapshot_params)
+            for trial, outcome in zip(chunk, outcomes, strict=True):
+                self.trial_log.put(trial, outcome, self.compute_macs_share(trial.rates))
+            self.requested.update(chunk)
+            yield self.make_progress(stage)
+
+    def _get_gains(self, vector: FloatArray, seeds: tuple[int, ...]) -> FloatArray:
+        """Return (seed, 2): accuracy and negative cross-entropy."""
+        rates = tuple(vector.tolist())
+        gains = []
+        for seed in seeds:
+            outcome = self.trial_log.get(Trial(rates, seed))
+            assert outcome is not None
+            gains.append((outcome.accuracy, -outcome.loss))
+        return np.array(gains)
+
+    def normalise_losses(self, request: TrialRequest) -> TrialLosses:
+        losses = [
+            (self._get_gains(self.full_rates, seeds) - self._get_gains(vector, seeds))
+            / self.loss_scale
+            for vector, seeds in zip(*request, strict=True)
+        ]
+        return TrialLosses([row[:, 0] for row in losses], [row[:, 1] for row in losses])
+
+
+def _list_trials(request: TrialRequest) -> list[Trial]:
+    return [
+        Trial(tuple(vector.tolist()), seed)
+        for vector, seeds in zip(*request, strict=True)
+        for seed in seeds
+    ]
+
+
+def _make_step_cost(settings: SearchSettings, net: Elastic) -> Callable[[FloatArray], float]:
+    """Return the function that computes the cost of a training step: MACs or seconds."""
+    if settings.cost == "macs":
+        return partial(net.macs, training=True)
+    assert settings.profile is not None
+    return partial(settings.profile.predict_seconds, net)
+
+
+def _describe_provenance(state: _SearchState) -> dict[str, object]:
+    """Describe how a table was made, without time or path: equal searches write equal files."""
+    return {
+        "pliant": __version__,
+        "search": encode(state.settings),
+        "context": state.trial_log.context,
+        "trainings": len(state.requested),
+    }

@@ -1,0 +1,344 @@
+"""Worker pools: where a round's jobs run, without any effect on their results."""
+
+import os
+import reprlib
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+import torch
+
+from pliant import runtime
+from pliant.params import Params
+from pliant.storage.run_dir import TORCH_THREADS
+from pliant.value import Count, Value
+from pliant.workers.isolated_copy import copy_isolated
+
+MAX_ATTEMPTS = 3
+
+W = TypeVar("W")
+J = TypeVar("J")
+R = TypeVar("R")
+H = TypeVar("H")  # a backend's handle of a worker
+
+
+class InlineWorkers(Value, frozen=True, tag="inline"):
+    """Run jobs one after another in this process.
+
+    >>> import pliant as pl
+    >>> pl.InlineWorkers()
+    InlineWorkers()
+    """
+
+
+class ProcessWorkers(Value, frozen=True, tag="processes"):
+    """Run jobs in processes on this machine.
+
+    >>> from pliant.workers.pool import ProcessWorkers
+    >>> ProcessWorkers(count=2)
+    ProcessWorkers(count=2)
+    """
+
+    count: Count | None = None  # None: one per core that this process may use
+
+
+class RayWorkers(Value, frozen=True, tag="ray"):
+    """Run jobs in actors of a Ray cluster, whose nodes should have the same processor.
+
+    `address` is passed to `ray.init`: `host:port`, `auto` or `ray://host:port`; None starts Ray on
+    this machine.
+
+    >>> import pliant as pl
+    >>> pl.RayWorkers(address="ray://head:10001", count=8).count
+    8
+    """
+
+    address: str | None = None
+    count: Count | None = None  # None: one per CPU of the cluster
+
+
+AnyWorkers = InlineWorkers | ProcessWorkers | RayWorkers
+
+
+class WorkerLost(RuntimeError):
+    """Too many workers in a row died of the same job, or while starting."""
+
+
+class Pool(Protocol[J, R]):
+    """Workers that are ready for jobs."""
+
+    @property
+    def workers(self) -> AnyWorkers:
+        """The configuration of the workers."""
+
+    @property
+    def count(self) -> int:
+        """The number of workers, each with one torch thread."""
+
+    def run(
+        self,
+        jobs: Sequence[J],
+        shared: Params,
+        *,
+        cost: Callable[[J], float] | None = None,
+        on_finish: Callable[[J], None] | None = None,
+    ) -> list[R]:
+        """Run the jobs, the costliest first, and return their results in the order of `jobs`.
+
+        `on_finish` is called in this process with each finished job.
+
+        An exception in a job is raised here, with the worker's traceback as a note. A job whose
+        worker dies runs again; the third death in a row raises `WorkerLost`.
+        """
+
+
+@contextmanager
+def use_one_thread() -> Iterator[None]:
+    """Use one torch thread, and reuse freed memory, inside the context."""
+    runtime.retain_freed_memory()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(TORCH_THREADS)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def open_pool(
+    workers: AnyWorkers, setup: Callable[[], W], run_job: Callable[[W, Params, J], R]
+) -> Iterator[Pool[J, R]]:
+    """Open workers that each call `setup` once and then `run_job` for every job.
+
+    `run_job` must be a pure function of the context that `setup` returned, the shared parameters
+    and the job. Functions, jobs and results must be picklable. While the pool is open, torch has
+    one thread in this process too, so that no result depends on the number of cores.
+    """
+    with use_one_thread(), closing(_make_pool(workers, setup, run_job)) as pool:
+        yield pool
+
+
+def _make_pool(
+    workers: AnyWorkers, setup: Callable[[], W], run_job: Callable[[W, Params, J], R]
+) -> "_ClosablePool[J, R]":
+    # imported here so that reading a configuration does not need the backends
+    match workers:
+        case InlineWorkers():
+            return _InlinePool(workers, setup, run_job)
+        case ProcessWorkers():
+            from pliant.workers.process_backend import ProcessBackend
+
+            count = workers.count or count_cores()
+            return WorkerPool(workers, count, ProcessBackend(setup, run_job))
+        case RayWorkers():
+            from pliant.workers.ray_backend import RayBackend
+
+            backend = RayBackend(workers.address, setup, run_job)
+            return WorkerPool(workers, workers.count or backend.count_cpus(), backend)
+
+
+class _ClosablePool(Pool[J, R], Protocol[J, R]):
+    def close(self) -> None: ...
+
+
+class _InlinePool:
+    """Jobs and results are copied, as between processes, so that nothing is shared."""
+
+    def __init__(
+        self, workers: InlineWorkers, setup: Callable[[], W], run_job: Callable[[W, Params, J], R]
+    ) -> None:
+        self.workers = workers
+        self.count = 1
+        self._context: Any = setup()
+        self._run_job: Callable[[Any, Params, Any], Any] = run_job
+
+    def run(
+        self,
+        jobs: Sequence[J],
+        shared: Params,
+        *,
+        cost: Callable[[J], float] | None = None,
+        on_finish: Callable[[J], None] | None = None,
+    ) -> list[R]:
+        results = []
+        for job in jobs:
+            result = self._run_job(self._context, copy_isolated(shared), copy_isolated(job))
+            results.append(copy_isolated(result))
+            if on_finish is not None:
+                on_finish(job)
+        return results
+
+    def close(self) -> None:
+        self._context = None
+
+
+class WorkerReply(NamedTuple):
+    """A message from a worker: ready, a result, an exception with its traceback, or its death."""
+
+    kind: Literal["ready", "done", "failed", "lost"]
+    value: Any
+
+
+class WorkerBackend(Protocol[H]):
+    """Starts and reaches workers of one kind for a `WorkerPool`."""
+
+    def start(self) -> H:
+        """Start a worker without waiting until it is ready."""
+
+    def share(self, shared: Params) -> None:
+        """Give the workers the parameters for the jobs that follow."""
+
+    def submit(self, worker: H, job: object) -> None:
+        """Send an idle worker a job; if the worker is dead, `poll` reports it."""
+
+    def poll(self, workers: Collection[H]) -> Iterator[tuple[H, WorkerReply]]:
+        """Wait for at least one reply and yield replies one at a time.
+
+        A reply that is not consumed is returned by the next call.
+        """
+
+    def stop(self, workers: Collection[H]) -> None:
+        """Stop workers, busy or not."""
+
+    def close(self) -> None:
+        """Release the resources of the backend."""
+
+
+class WorkerPool(Generic[H]):
+    """A pool of `count` workers of a backend, which replaces workers that die."""
+
+    def __init__(self, workers: AnyWorkers, count: int, backend: WorkerBackend[H]) -> None:
+        self.workers = workers
+        self.count = count
+        self._backend = backend
+        self._starting: set[H] = set()
+        self._idle: list[H] = []
+        self._busy: dict[H, int] = {}  # worker -> index of its job
+        self._lost_starts: list[str] = []  # reasons, in a row
+        try:
+            self._start_missing()
+        except BaseException:
+            self.close()
+            raise
+
+    def run(
+        self,
+        jobs: Sequence[Any],
+        shared: Params,
+        *,
+        cost: Callable[[Any], float] | None = None,
+        on_finish: Callable[[Any], None] | None = None,
+    ) -> list[Any]:
+        order: Iterable[int] = range(len(jobs))
+        if cost is not None:
+            order = sorted(order, key=lambda index: -cost(jobs[index]))
+        waiting = deque(order)
+        results: dict[int, Any] = {}
+        deaths = [0] * len(jobs)
+        self._lost_starts.clear()
+        if jobs:
+            self._backend.share(shared)
+        try:
+            while len(results) < len(jobs):
+                self._start_missing()
+                self._submit_waiting(waiting, jobs)
+                for worker, reply in self._backend.poll(self._list_workers()):
+                    index = self._update_worker(worker, reply)
+                    if index is None:
+                        continue
+                    if reply.kind == "done":
+                        results[index] = reply.value
+                        if on_finish is not None:
+                            on_finish(jobs[index])
+                        continue
+                    if reply.kind == "failed":
+                        raise _build_error(reply, _describe_job(index, jobs))
+                    waiting.appendleft(index)
+                    deaths[index] += 1
+                    if deaths[index] == MAX_ATTEMPTS:
+                        raise WorkerLost(
+                            f"{_describe_job(index, jobs)}, killed {MAX_ATTEMPTS} workers in a row"
+                            f" (last: {reply.value})"
+                        )
+        except BaseException:
+            # unfinished jobs must not run with the parameters of the next call
+            busy = list(self._busy)
+            self._busy.clear()
+            self._backend.stop(busy)
+            raise
+        return [results[index] for index in range(len(jobs))]
+
+    def close(self) -> None:
+        try:
+            self._backend.stop(self._list_workers())
+        finally:
+            self._backend.close()
+
+    def _list_workers(self) -> list[H]:
+        return [*self._starting, *self._idle, *self._busy]
+
+    def _start_missing(self) -> None:
+        """Replace missing workers, unless starts keep failing; raise if there are no workers."""
+        missing = self.count - len(self._list_workers())
+        if len(self._lost_starts) < MAX_ATTEMPTS:
+            for _ in range(missing):
+                self._starting.add(self._backend.start())
+        elif missing == self.count:
+            raise WorkerLost(
+                f"{len(self._lost_starts)} workers in a row died while starting"
+                f" (last: {self._lost_starts[-1]})"
+            )
+
+    def _submit_waiting(self, waiting: deque[int], jobs: Sequence[Any]) -> None:
+        while waiting and self._idle:
+            worker = self._idle.pop()
+            self._busy[worker] = waiting.popleft()
+            self._backend.submit(worker, jobs[self._busy[worker]])
+
+    def _update_worker(self, worker: H, reply: WorkerReply) -> int | None:
+        """Update a worker's state; return the index of the job that it ended, if any."""
+        if worker in self._starting:
+            self._starting.remove(worker)
+            if reply.kind == "ready":
+                self._lost_starts.clear()
+                self._idle.append(worker)
+                return None
+            self._backend.stop([worker])
+            if reply.kind == "failed":
+                raise _build_error(reply, "setup")
+            self._lost_starts.append(reply.value)
+            return None
+        index = self._busy.pop(worker, None)
+        if reply.kind == "lost":
+            if index is None:
+                self._idle.remove(worker)
+            self._backend.stop([worker])
+        else:
+            self._idle.append(worker)
+        return index
+
+
+def _build_error(reply: WorkerReply, activity: str) -> Exception:
+    error, traceback = reply.value
+    assert isinstance(error, Exception)
+    error.add_note(f"in {activity}, in a worker:\n{traceback}")
+    return error
+
+
+def _describe_job(index: int, jobs: Sequence[object]) -> str:
+    short = reprlib.Repr()
+    short.maxother = 120
+    return f"job {index} of {len(jobs)}, {short.repr(jobs[index])}"
+
+
+def count_cores(quota_path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return how many cores this process may use, by its affinity and its container's quota."""
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    cores = len(affinity) or os.cpu_count() or 1
+    try:
+        quota, period = quota_path.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))

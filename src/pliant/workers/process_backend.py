@@ -1,0 +1,162 @@
+"""Worker processes on this machine: spawned, with one torch thread, stopped with their parent."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pliant.params import Params
+from pliant.workers.pool import WorkerReply
+from pliant.workers.serialisation import deserialise, serialise, serialise_chunks
+from pliant.workers.shared_memory import Segment, choose_memory_folder
+from pliant.workers.worker_main import SETUP_FILE, run_worker
+
+STOP_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL
+ONE_THREAD_ENV = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessHandle:
+    """A process and our end of its pipe."""
+
+    process: SpawnProcess
+    pipe: "Connection[Any, Any]"
+
+
+class ProcessBackend:
+    """Worker processes, with a segment of shared memory for the parameters."""
+
+    def __init__(self, setup: Callable[[], Any], run_job: Callable[[Any, Params, Any], Any]):
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            # a worker is importing the user's script; multiprocessing would fail later
+            raise RuntimeError(
+                'Expected the script to start its work under `if __name__ == "__main__":`, '
+                "because worker processes import it"
+            )
+        functions = pickle.dumps((setup, run_job), protocol=5)
+        self._folder = TemporaryDirectory(
+            prefix="pliant-", dir=choose_memory_folder(), ignore_cleanup_errors=True
+        )
+        self._segment: Segment | None = None
+        self._segment_count = 0
+        self._alive: set[ProcessHandle] = set()
+        try:
+            Path(self._folder.name, SETUP_FILE).write_bytes(functions)
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    def start(self) -> ProcessHandle:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        # a daemon, so that it stops with an interpreter that never closes the pool
+        process = context.Process(target=run_worker, args=(theirs, self._folder.name), daemon=True)
+        try:
+            with theirs, _set_child_environment():
+                process.start()
+        except BaseException:
+            ours.close()
+            raise
+        worker = ProcessHandle(process, ours)
+        self._alive.add(worker)
+        return worker
+
+    def share(self, shared: Params) -> None:
+        chunks = serialise_chunks(shared)
+        size = sum(len(chunk) for chunk in chunks)
+        if self._segment is None or self._segment.size < size:
+            if self._segment is not None:
+                self._segment.close()
+                self._segment = None
+            self._segment_count += 1
+            self._segment = Segment(Path(self._folder.name, f"shared-{self._segment_count}"), size)
+        self._segment.write(chunks)
+
+    def submit(self, worker: ProcessHandle, job: object) -> None:
+        assert self._segment is not None
+        message = pickle.dumps((str(self._segment.path), serialise(job)))
+        with suppress(OSError):
+            worker.pipe.send_bytes(message)
+
+    def poll(
+        self, workers: Collection[ProcessHandle]
+    ) -> Iterator[tuple[ProcessHandle, WorkerReply]]:
+        by_pipe: dict[Any, ProcessHandle] = {worker.pipe: worker for worker in workers}
+        for pipe in connection.wait(list(by_pipe)):
+            yield by_pipe[pipe], _receive_reply(by_pipe[pipe])
+
+    def stop(self, workers: Collection[ProcessHandle]) -> None:
+        stopping = [worker for worker in workers if worker in self._alive]
+        for worker in stopping:
+            worker.process.terminate()
+        for worker in stopping:
+            worker.process.join(STOP_TIMEOUT)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            self._alive.discard(worker)
+            worker.process.close()
+            worker.pipe.close()
+
+    def close(self) -> None:
+        try:
+            self.stop(self._alive)  # after an interrupt the pool may not know all of them
+        finally:
+            if self._segment is not None:
+                self._segment.close()
+            self._folder.cleanup()
+
+
+def _receive_reply(worker: ProcessHandle) -> WorkerReply:
+    try:
+        message = worker.pipe.recv_bytes()
+    except (EOFError, OSError):
+        worker.process.join(STOP_TIMEOUT)
+        return WorkerReply("lost", describe_exit(worker.process.exitcode))
+    return WorkerReply(*deserialise(message))
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Describe how a process ended."""
+    if exit_code is None:
+        return "closed its pipe"
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+@contextmanager
+def _set_child_environment() -> Iterator[None]:
+    """Start child processes with one thread and with Ctrl-C blocked.
+
+    Ctrl-C reaches every process of the terminal, and a worker that is still importing must not die
+    of it with a traceback. The parent receives the signal after the start.
+    """
+    before = {name: os.environ.get(name) for name in ONE_THREAD_ENV}
+    can_block = hasattr(signal, "pthread_sigmask")
+    if can_block:
+        resource_tracker.ensure_running()  # it unblocks the signal when it starts
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    os.environ.update(ONE_THREAD_ENV)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        if can_block:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -1,0 +1,111 @@
+"""Serialise any picklable value for another process, with tensors as raw buffers.
+
+A message is a header (size of the pickle, number of buffers, size of each buffer), the pickle, and
+the buffers. Buffers are aligned to 64 bytes, as torch allocates them, and strides are kept, because
+both can change the rounding of a matrix product.
+"""
+
+import copyreg
+import io
+import pickle
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+
+Chunk = bytes | memoryview
+
+
+def serialise_chunks(value: object) -> list[Chunk]:
+    """Encode a value as chunks that, joined, make one message."""
+    buffers: list[memoryview] = []
+    body = io.BytesIO()
+    pickler = pickle.Pickler(
+        body, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer.raw())
+    )
+    pickler.dispatch_table = _REDUCERS
+    pickler.dump(value)
+    sizes = [buffer.nbytes for buffer in buffers]
+    header = struct.pack(f"<{2 + len(sizes)}Q", body.tell(), len(sizes), *sizes)
+    padding = bytes(-(len(header) + body.tell()) % ALIGNMENT)
+    chunks: list[Chunk] = [header, body.getbuffer(), padding]
+    for buffer in buffers:
+        chunks += (buffer, bytes(-buffer.nbytes % ALIGNMENT))
+    return chunks
+
+
+def serialise(value: object) -> bytes:
+    """Encode a value as one message."""
+    return b"".join(serialise_chunks(value))
+
+
+def deserialise(buffer: Any, *, copy: bool = True) -> Any:
+    """Decode a message; without `copy` its tensors are views of `buffer`, which must be writable.
+
+    >>> from pliant.workers.serialisation import deserialise, serialise
+    >>> deserialise(serialise({"device": 7}))
+    {'device': 7}
+    """
+    message = memoryview(buffer).cast("B")
+    length, count = struct.unpack_from("<2Q", message)
+    sizes = struct.unpack_from(f"<{count}Q", message, 16)
+    start = 16 + 8 * count
+    body = message[start : start + length]
+    return pickle.loads(body, buffers=_iter_buffers(message, start + length, sizes, copy))
+
+
+def _iter_buffers(
+    message: memoryview, end: int, sizes: tuple[int, ...], copy: bool
+) -> Iterator[memoryview]:
+    for size in sizes:
+        start = end + -end % ALIGNMENT
+        end = start + size
+        buffer = message[start:end]
+        if copy:  # separately, so that keeping a small tensor does not keep the whole message
+            array = torch.empty(size, dtype=torch.uint8).numpy()
+            array[:] = np.frombuffer(buffer, np.uint8)
+            buffer = array.data
+        yield buffer
+
+
+def is_plain_tensor(tensor: Tensor) -> bool:
+    """Return whether a tensor is plain CPU memory: dense, detached, without lazy conjugation."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def _reduce_tensor(tensor: Tensor) -> Any:
+    if not is_plain_tensor(tensor):
+        untyped: Any = tensor  # torch does not annotate this method
+        return untyped.__reduce_ex__(5)
+    flat = tensor
+    if not tensor.is_contiguous():
+        order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+        flat = tensor.permute(order)
+        if not flat.is_contiguous():  # gaps or overlaps
+            flat = tensor = tensor.contiguous()
+    raw = flat.view(-1).view(torch.uint8).numpy().data
+    layout = (tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return _rebuild_tensor, (pickle.PickleBuffer(raw), *layout)
+
+
+def _rebuild_tensor(
+    buffer: memoryview, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> Tensor:
+    if not len(buffer):  # frombuffer refuses an empty buffer
+        return torch.empty_strided(shape, stride, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype).as_strided(shape, stride)
+
+
+_REDUCERS = copyreg.dispatch_table | {Tensor: _reduce_tensor}

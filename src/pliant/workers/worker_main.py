@@ -1,0 +1,91 @@
+"""The code that runs in a worker: its context and the loop that serves the parent."""
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pliant import runtime
+from pliant.params import Params
+from pliant.storage.run_dir import TORCH_THREADS
+from pliant.workers.serialisation import deserialise, serialise
+from pliant.workers.shared_memory import map_segment
+
+SETUP_FILE = "setup.pickle"
+
+
+class JobRunner:
+    """The context of a worker, built once, and the function that runs its jobs."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(TORCH_THREADS)
+        runtime.retain_freed_memory()
+        self._context: Any = None
+        self._run_job: Callable[[Any, Params, Any], Any] | None = None
+
+    def prepare(self, functions: bytes) -> bytes:
+        """Build the context and return a `ready` or `failed` reply."""
+        try:
+            setup, self._run_job = pickle.loads(functions)
+            self._context = setup()
+        except Exception as error:
+            return _encode_failure(error)
+        return serialise(("ready", None))
+
+    def run(self, read_shared: Callable[[], Params], job: bytes) -> bytes:
+        """Run a job and return a `done` or `failed` reply."""
+        assert self._run_job is not None
+        try:
+            result = self._run_job(self._context, read_shared(), deserialise(job))
+            return serialise(("done", result))
+        except Exception as error:
+            return _encode_failure(error)
+
+
+def run_worker(pipe: "Connection[Any, Any]", folder: str) -> None:
+    """Serve as a worker process until the parent closes the pipe or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    runner = JobRunner()
+    try:
+        pipe.send_bytes(runner.prepare(Path(folder, SETUP_FILE).read_bytes()))
+        while True:
+            segment, job = pickle.loads(pipe.recv_bytes())
+            pipe.send_bytes(runner.run(partial(_read_shared, segment), job))
+    except (EOFError, OSError):  # the parent is gone
+        return
+
+
+def _read_shared(segment_path: str) -> Params:
+    shared: Params = deserialise(map_segment(segment_path), copy=False)
+    return shared
+
+
+def _end_with_parent(folder: str) -> None:
+    """Stop this process with its parent, even in the middle of a job."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    shutil.rmtree(folder, ignore_errors=True)  # the parent could not do it
+    os._exit(1)
+
+
+def _encode_failure(error: Exception) -> bytes:
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+        return serialise(("failed", (error, text)))
+    except Exception:  # some exceptions cannot be pickled or unpickled
+        return serialise(("failed", (RuntimeError(f"{type(error).__name__}: {error}"), text)))

@@ -1,0 +1,87 @@
+"""Curves, utilisation and the summary, with numbers one can do by hand."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from tests.analysis.runs_on_disk import write_run
+
+from pliant.analysis.curves import compute_learning_curve
+from pliant.analysis.history import RecordDatabase, load_group_histories
+from pliant.analysis.runs import group_runs, load_runs
+from pliant.analysis.style import format_short, get_line_style
+from pliant.analysis.summary import format_summary, summarise_groups
+from pliant.analysis.utilisation import compute_utilisation
+
+
+@pytest.fixture
+def groups(tmp_path):
+    write_run(tmp_path / "method=a,seed=0", [0.2, 0.4], seed=0)
+    write_run(tmp_path / "method=a,seed=1", [0.4, 0.8], seed=1)
+    write_run(tmp_path / "method=b", [0.9], late={(0, 7)}, method={"type": "b"})
+    database = RecordDatabase()
+    yield load_group_histories(database, group_runs(load_runs([tmp_path])))
+    database.close()
+
+
+def test_a_curve_has_the_mean_and_the_spread_over_seeds(groups):
+    curve = compute_learning_curve(groups[0], "rounds")
+    assert curve.x.tolist() == [1, 2]
+    assert curve.mean.tolist() == pytest.approx([0.3, 0.6])
+    assert curve.std.tolist() == pytest.approx([math.sqrt(0.02), math.sqrt(0.08)])
+
+
+def test_a_single_seed_has_no_spread(groups):
+    assert compute_learning_curve(groups[1], "bytes").std.tolist() == [0.0]
+    assert compute_learning_curve(groups[1], "bytes").x.tolist() == [3000]
+
+
+def test_a_curve_covers_only_the_range_common_to_all_seeds(tmp_path):
+    write_run(tmp_path / "a0", [0.1, 0.3, 0.5], seed=0, rounds=3)
+    write_run(tmp_path / "a1", [0.2], seed=1, rounds=3)
+    database = RecordDatabase()
+    (group,) = load_group_histories(database, group_runs(load_runs([tmp_path])))
+    database.close()
+    curve = compute_learning_curve(group, "rounds")
+    assert curve.x.tolist() == [1]
+    assert curve.mean.tolist() == pytest.approx([0.15])
+
+
+def test_compute_is_useful_wasted_or_unused(groups):
+    assert compute_utilisation(groups[0]) == pytest.approx((0.5, 0.0, 0.5))
+    assert compute_utilisation(groups[1]) == pytest.approx((0.25, 0.25, 0.5))
+
+
+def test_the_table_has_means_and_the_c3_score(groups):
+    first, second = summarise_groups(groups, target=0.4)
+    assert first.accuracy == pytest.approx((0.6, math.sqrt(0.08)))
+    assert first.time_to_target == pytest.approx((1.5, 1.5))  # round 2 and round 1
+    assert (first.macs, first.traffic, first.lost_share) == (400, 6000, 0)
+    assert first.c3 == pytest.approx(0.6 * math.exp(-2 / 8))  # the largest use of both
+    assert second.c3 == pytest.approx(0.9 * math.exp(-(3000 / 6000 + 200 / 400) / 8))
+    assert second.lost_share == 0.5
+
+
+def test_a_target_that_one_seed_missed_is_not_reached(groups):
+    assert summarise_groups(groups, target=0.5)[0].time_to_target is None
+
+
+def test_columns_without_a_number_are_left_out(groups):
+    header, rows = format_summary(summarise_groups(groups, 0.99), 0.99)
+    assert "joules" not in header
+    assert "rounds to 99%" not in header
+    assert rows[0][header.index("accuracy")] == "60.00 ± 28.28 %"
+    assert rows[1][header.index("accuracy")] == "90.00 %"
+
+
+def test_forty_line_styles_are_distinct():
+    styles = [get_line_style(index) for index in range(40)]
+    distinct = {(style["color"], str(style["linestyle"]), style["marker"]) for style in styles}
+    assert len(distinct) == 40
+    assert all(a["linestyle"] != b["linestyle"] for a, b in pairwise(styles))
+
+
+@pytest.mark.parametrize(("value", "text"), [(1.5e9, "1.5 G"), (999, "999"), (12_345, "12.3 k")])
+def test_numbers_are_shortened_by_a_prefix(value, text):
+    assert format_short(np.float64(value)) == text

@@ -1,0 +1,59 @@
+"""`pliant inspect`, `pliant compare` and `pliant bench` on the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pliant.cli import main
+
+OWN_NET = """
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2))
+
+def number():
+    return 3
+"""
+
+
+def test_inspect_shows_sites_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "femnist_cnn"]) == 0
+    output = capsys.readouterr().out
+    assert "MACs per sample at rate 0.0: 4,015,616 (1.000)" in output
+    assert "MACs per sample at rate 0.5: 1,196,544 (0.298)" in output
+    assert "no value had to be made dense" in output
+
+
+def test_inspect_takes_a_users_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine.py").write_text(OWN_NET)
+    assert main(["inspect", f"{tmp_path}/mine.py:build", "--shape", "3,8,8", "--json"]) == 0
+    description = json.loads(capsys.readouterr().out)
+    assert description["sites"] == [{"layers": ["0"], "filters": 8, "macs": 7776, "feeds": ["3"]}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspect", "nothing"], "unknown network 'nothing'"),
+        (["inspect", "nowhere.py:build"], "nowhere.py: expected a Python file, found none"),
+        (["inspect", "no.such.module:build"], "Expected an installed module 'no.such.module'"),
+        (["inspect", "pliant.nn.models:nothing"], "expected a function 'nothing', found none"),
+        (["inspect", "resnet20", "--shape", "3,x"], "Expected a shape like 3,32,32"),
+        (["inspect", "pliant.nn.models:resnet20"], "Expected --shape"),
+        (["bench", "elastic", "nothing"], "unknown network 'nothing'"),
+        (["compare", "nowhere.toml"], "nowhere.toml"),
+        (["compare", "nowhere.toml", "--target", "2"], "Expected a target accuracy"),
+    ],
+)
+def test_wrong_arguments_are_one_line_errors(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert errors.count("\n") == 1

@@ -1,0 +1,37 @@
+"""The front of a search, against an exhaustive one."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.dashboard.search_view import COST_LABEL, KEPT_LABEL, SearchView, select_pareto_front
+
+number = st.integers(0, 6).map(lambda value: value / 6)
+
+
+@given(points=st.lists(st.tuples(number, number), max_size=20))
+def test_the_front_consists_of_the_undominated_points(points):
+    def is_dominated(point):
+        return any(
+            other != point and other[0] <= point[0] and other[1] >= point[1] for other in points
+        )
+
+    undominated = {point for point in points if not is_dominated(point)}
+    assert select_pareto_front(points) == sorted(undominated)
+
+
+def test_points_are_placed_by_cost_if_every_record_has_one(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    record = '{"rates":[0.5,0.0],"accuracy":0.25,"cost":0.625}\n'
+    path.write_text(record + '{"rates":[0.5,0.0],"accuracy":0.75,"cost":0.625}\n')
+    view = SearchView(path)
+    view.read_more()
+    assert view.get_front_data() == {
+        "cost": COST_LABEL,
+        "points": [(0.625, 0.5)],
+        "front": [(0.625, 0.5)],
+    }
+    with path.open("a") as file:
+        file.write('{"rates":[0.0,0.0],"accuracy":0.75}\n')
+    view.read_more()
+    data = view.get_front_data()
+    assert (data["cost"], data["points"]) == (KEPT_LABEL, [(0.75, 0.5), (1.0, 0.75)])

@@ -1,0 +1,92 @@
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from pliant.deploy.device.host import (
+    HostStatus,
+    Limits,
+    compute_cpu_share,
+    estimate_slowdown,
+    find_refusal,
+    is_hot,
+    read_cpu_quota,
+    read_host,
+)
+
+
+def test_a_cgroup_v2_quota_is_read(tmp_path):
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert read_cpu_quota(tmp_path) == 1.5
+
+
+def test_a_cgroup_v1_quota_is_read(tmp_path):
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("50000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert read_cpu_quota(tmp_path) == 0.5
+
+
+@pytest.mark.parametrize("text", ["max 100000\n", "nonsense\n", "-1 100000\n", "1 0\n"])
+def test_no_quota_is_none(tmp_path, text):
+    (tmp_path / "cpu.max").write_text(text)
+    assert read_cpu_quota(tmp_path) is None
+    assert read_cpu_quota(tmp_path / "nowhere") is None
+
+
+def test_the_status_of_this_machine_is_read(tmp_path):
+    (tmp_path / "cpu.max").write_text("25000 100000\n")
+    host = read_host(tmp_path, tmp_path)
+    assert host.cores == 0.25
+    assert not host.is_hot
+
+
+@pytest.mark.parametrize(("millidegrees", "hot"), [("84000", False), ("85000", True), ("x", False)])
+def test_a_zone_at_its_limit_is_hot(tmp_path, millidegrees, hot):
+    zone = tmp_path / "thermal_zone0"
+    zone.mkdir()
+    (zone / "temp").write_text(millidegrees)
+    (zone / "trip_point_0_type").write_text("passive\n")
+    (zone / "trip_point_0_temp").write_text("85000\n")
+    assert is_hot(tmp_path) == hot
+
+
+@pytest.mark.parametrize(
+    ("charging", "only", "reason"),
+    [
+        (False, True, "it is not charging"),
+        (True, True, None),
+        (None, True, None),
+        (False, False, None),
+    ],
+)
+def test_a_device_on_battery_declines_if_its_owner_wants_that(charging, only, reason):
+    host = HostStatus(1.0, 0.0, 0.5, charging, False)
+    assert find_refusal(Limits(only_when_charging=only), host) == reason
+
+
+def test_a_cpu_share_of_zero_is_refused():
+    with pytest.raises(ValueError, match=r"cpu_share"):
+        Limits(cpu_share=0.0)
+
+
+@pytest.mark.parametrize(("hot", "share"), [(False, 0.3), (True, 0.15)])
+def test_a_hot_machine_uses_half_of_the_allowed_share(hot, share):
+    assert compute_cpu_share(Limits(cpu_share=0.3), HostStatus(2.0, 0.0, None, None, hot)) == share
+
+
+@pytest.mark.parametrize(
+    ("cores", "load", "slowdown"),
+    [(2.0, None, 1.0), (2.0, 0.5, 1.0), (1.0, 3.0, 3.0), (0.25, 0.0, 4.0), (0.5, 2.0, 4.0)],
+)
+def test_the_slowdown_is_estimated_from_quota_and_load(cores, load, slowdown):
+    host = HostStatus(cores, load, None, None, False)
+    assert estimate_slowdown(Limits(), host) == slowdown
+    assert estimate_slowdown(Limits(cpu_share=0.5), host) == 2 * slowdown
+
+
+def test_an_unknown_charging_state_does_not_count_as_on_battery(monkeypatch):
+    battery = SimpleNamespace(percent=50.0, power_plugged=None)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
+    assert read_host().is_charging is None
+    assert find_refusal(Limits(only_when_charging=True), read_host()) is None

@@ -1,0 +1,33 @@
+import torch
+
+from pliant.deploy.device.state import DeviceStateStore
+
+
+def test_the_merged_round_is_loaded_and_the_others_deleted(tmp_path):
+    store = DeviceStateStore(tmp_path)
+    store.save(3, {"variate": torch.ones(2)}, {"weight": torch.zeros(1)})
+    store.save(5, {"variate": torch.full((2,), 5.0)}, {})  # not merged
+    device_state, residual = DeviceStateStore(tmp_path).load(3)
+    assert device_state["variate"].tolist() == [1.0, 1.0]
+    assert residual["weight"].tolist() == [0.0]
+    assert DeviceStateStore(tmp_path).load(5) == ({}, {})
+
+
+def test_a_device_without_a_merged_round_starts_over(tmp_path):
+    store = DeviceStateStore(tmp_path)
+    store.save(0, {"variate": torch.ones(2)}, {})
+    assert store.load(None) == ({}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_is_ignored(tmp_path):
+    store = DeviceStateStore(tmp_path)
+    store.save(3, {"variate": torch.ones(2)}, {})
+    path = next(tmp_path.iterdir())
+    path.write_bytes(path.read_bytes()[:-1])
+    assert store.load(3) == ({}, {})
+
+
+def test_no_state_means_no_file(tmp_path):
+    DeviceStateStore(tmp_path).save(3, {}, {})
+    assert list(tmp_path.iterdir()) == []

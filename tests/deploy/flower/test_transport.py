@@ -1,0 +1,150 @@
+"""The Flower transport over a grid that hangs, as Flower's does for minutes."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from pliant.deploy.server.transport import RawReply
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def make_reply(message_id, reason=None):
+    return SimpleNamespace(
+        metadata=SimpleNamespace(reply_to_message_id=message_id),
+        has_error=lambda: reason is not None,
+        error=SimpleNamespace(reason=reason),
+        content={"body": {"body": SimpleNamespace(data=message_id.encode())}},
+    )
+
+
+class HangingGrid:
+    """A grid whose first pull waits for the rest of the reply to message 0.
+
+    Meanwhile, like Flower's, it reports that there is no such reply.
+    """
+
+    def __init__(self):
+        self.pulls = 0
+        self.is_complete = threading.Event()
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=5, name="0"), SimpleNamespace(node_id=6, name="1")]
+
+    def push_messages(self, messages):
+        return [f"message {number}" for number, _ in enumerate(messages)]
+
+    def pull_messages(self, message_ids):
+        self.pulls += 1
+        if self.pulls == 1:
+            self.is_complete.wait(60)
+            return [make_reply("message 0")]
+        return [
+            make_reply(name, "unavailable" if name == "message 0" else None) for name in message_ids
+        ]
+
+
+@pytest.fixture
+def make_transport(monkeypatch):
+    from pliant.deploy.flower import polling
+    from pliant.deploy.flower.transport import FlowerTransport
+
+    monkeypatch.setattr(polling, "PULL_SECONDS", 0.05)
+    monkeypatch.setattr(FlowerTransport, "_make_message", lambda self, *fields: fields)
+    monkeypatch.setattr(FlowerTransport, "make_messages", lambda self, requests, **_: requests)
+    return lambda grid: FlowerTransport(grid, b"")
+
+
+def test_an_unfinished_reply_holds_up_neither_the_round_nor_other_replies(make_transport):
+    transport = make_transport(HangingGrid())
+    transport.send({7: b"request", 8: b"request"}, round=0, seconds=1.0)
+    start = time.monotonic()
+    assert transport.poll_replies() == []
+    assert transport.poll_replies() == [RawReply(8, b"message 1")]
+    assert transport.poll_replies() == transport.poll_replies() == []  # no error for device 7
+    assert time.monotonic() - start < 5.0
+    transport.send({7: b"request"}, round=1, seconds=1.0)
+    assert transport.poll_replies() == [RawReply(7, None, "unavailable")]  # no pull in progress
+
+
+def test_a_slow_reply_arrives_later(make_transport):
+    grid = HangingGrid()
+    transport = make_transport(grid)
+    transport.send({7: b"request", 8: b"request"}, round=0, seconds=1.0)
+    assert transport.poll_replies() == []
+    assert transport.poll_replies() == [RawReply(8, b"message 1")]
+    grid.is_complete.set()
+    end = time.monotonic() + 5.0
+    while not (replies := transport.poll_replies()) and time.monotonic() < end:
+        pass
+    assert replies == [RawReply(7, b"message 0")]
+
+
+def test_hanging_pulls_do_not_pile_up(make_transport, monkeypatch):
+    from pliant.deploy.flower.polling import MAX_PULLS, ReplyPoller
+
+    grid = HangingGrid()
+    monkeypatch.setattr(grid, "pull_messages", lambda names: grid.is_complete.wait(60) and [])
+    threads, poller = threading.active_count(), ReplyPoller(grid)
+    for _ in range(2 * MAX_PULLS):
+        assert poller.poll(["message 0"]) == []
+    assert threading.active_count() - threads == MAX_PULLS
+    grid.is_complete.set()
+
+
+def test_an_unfinished_hello_does_not_hide_online_devices(make_transport):
+    transport = make_transport(HangingGrid())
+    start = time.monotonic()
+    assert transport.find_online_devices() == {0, 1}
+    assert time.monotonic() - start < 5.0
+
+
+def test_a_malformed_hello_does_not_end_the_run(make_transport, monkeypatch):
+    def pull(names):
+        return [SimpleNamespace(**make_reply(name).__dict__ | {"content": {}}) for name in names]
+
+    grid = HangingGrid()
+    monkeypatch.setattr(grid, "pull_messages", pull)
+    transport = make_transport(grid)
+    assert transport.find_online_devices() == {0, 1}  # by their keys
+    assert transport.hello_replies == {}
+
+
+def test_an_unreadable_message_costs_only_its_sender(make_transport, monkeypatch):
+    pulled, calls = set(), []
+
+    def pull(names):
+        calls.append(list(names))
+        new = [name for name in names if name not in pulled]
+        pulled.update(names)  # Flower delivers a message once
+        if "message 0" in new:
+            raise ValueError("it cannot be inflated")
+        return [make_reply(name, None if name in new else "unavailable") for name in names]
+
+    grid = HangingGrid()
+    monkeypatch.setattr(grid, "pull_messages", pull)
+    transport = make_transport(grid)
+    for round in range(2):
+        transport.send({7: b"request", 8: b"request"}, round=round, seconds=1.0)
+        replies = {reply.device: reply for reply in transport.poll_replies()}
+        if round == 0:  # the other reply was pulled together with it
+            assert {reply.raw for reply in replies.values()} == {None}
+        else:  # from now on, replies are pulled one at a time
+            assert replies == {7: RawReply(7, b"", "KeyError"), 8: RawReply(8, b"message 1")}
+        pulled.clear()
+    assert calls[0] == ["message 0", "message 1"]
+    assert all(len(names) == 1 for names in calls[1:])
+
+
+def test_a_broken_connection_is_not_taken_for_an_unreadable_message(make_transport, monkeypatch):
+    def pull(names):
+        raise ConnectionResetError
+
+    grid = HangingGrid()
+    monkeypatch.setattr(grid, "pull_messages", pull)
+    transport = make_transport(grid)
+    transport.send({7: b"request"}, round=0, seconds=1.0)
+    with pytest.raises(ConnectionResetError):
+        transport.poll_replies()

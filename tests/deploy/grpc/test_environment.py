@@ -1,0 +1,46 @@
+"""The ledger of a round on real devices, by hand: a device that leaves has used its time, too."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pliant.deploy.grpc.channel import DeviceChannel
+from pliant.deploy.grpc.environment import WallClockEnvironment
+from pliant.deploy.grpc.frames import SplitReply
+from pliant.devices import Fleet
+from pliant.engine.split_ledger import ClientLedger
+from pliant.split.base import SplitStepCost
+from pliant.split.client import BatchRequest
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_seconds_include_all_mini_batches_even_of_a_device_that_leaves(leaves):
+    now = [0.0]
+    channel = DeviceChannel(0, 5.0, clock=lambda: now[0])
+    stream_id = channel.attach()
+    channel.mark_ready(stream_id, channel.epoch, 0)
+    channel.join_round()
+    remote = SimpleNamespace(channel=channel, problems=[])
+    ledger = ClientLedger(10, [frozenset(range(10))], 1e6)
+    fleet = Fleet(size=1, round_seconds=30.0)
+    environment = WallClockEnvironment(
+        fleet, np.array([1e9]), {0: remote}, ledger, seed=0, clock=lambda: now[0]
+    )
+    assert environment.available_clients() == [0]
+    for step in range(3):
+        environment.compute(0, SplitStepCost(1e6, 1e6, 16))
+        number = channel.send_request("ask", batch=BatchRequest(0, step, 0.1))
+        channel.receive_reply(stream_id, SplitReply(number, number), {})
+        environment.compute(0, SplitStepCost(2e6, 0.0, 0))
+        number = channel.send_request("learn")
+        now[0] += 2.0
+        channel.receive_reply(stream_id, SplitReply(number, number, seconds=2.0), {})
+    if leaves:
+        channel.exclude_device()
+    now[0] += 5.0
+    [task] = environment.build_records(0)
+    assert task.outcome == ("partial" if leaves else "finished")
+    assert (task.seconds, task.exchange.waited) == (6.0, 5.0)
+    channel.join_round()
+    assert channel.batch_seconds == []  # the next round starts from zero

@@ -1,0 +1,102 @@
+"""Split methods over a real socket with TLS and keys: the same bits as in a simulation."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.deploy.grpc_in_process import (
+    make_devices,
+    make_experiment,
+    run_with_devices,
+    simulate_rounds,
+)
+
+from pliant.deploy.security.certificates import make_keys
+from pliant.engine.ledger import RoundRecord, TaskRecord, verify_records
+from pliant.engine.run_store import read_records
+from pliant.split.payload import Payload
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("federation") / "keys"
+    make_keys(folder, devices=3)
+    return folder
+
+
+METHODS = {
+    "split": {},
+    "splitfed": {"payload": {"dtype": "float16"}},
+    "v2": {"type": "splitfed", "version": 2},
+    "adasplit": {"kappa": 0.5},
+    "relay": {"type": "adasplit", "kappa": 0.5, "relay": True, "gradient": True},
+    "hybrid": {"type": "adasplit", "kappa": 0.0, "elastic": True, "beta": 1e-4},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_simulated_pace_has_the_records_and_weights_of_the_simulation(name, keys, tmp_path):
+    fleet = {"size": 3, "round_seconds": 60.0, "speed": {"type": "constant", "low": 0.4}}
+    experiment = make_experiment(tmp_path, name, fields=METHODS[name], fleet=fleet)
+    records = run_with_devices(experiment, tmp_path, keys)
+    simulate_rounds(experiment, tmp_path / "simulated")
+    assert records == list(read_records(tmp_path / "simulated"))
+    assert records[-1].digest is not None
+
+
+@pytest.mark.parametrize("name", ["splitfed", "adasplit"])
+def test_measured_pace_has_the_weights_and_bytes_of_the_simulation(name, keys, tmp_path):
+    experiment = make_experiment(tmp_path, name, fields=METHODS[name])
+    records = run_with_devices(experiment, tmp_path, keys, pace="measured")
+    assert verify_records(records) == 2
+    rounds = [record for record in records if isinstance(record, RoundRecord)]
+    for real, virtual in zip(rounds, simulate_rounds(experiment), strict=True):
+        assert (real.digest, real.personal) == (virtual.digest, virtual.personal)
+        assert (real.up, real.down, real.macs) == (virtual.up, virtual.down, virtual.macs)
+        assert real.exchange.relayed == virtual.exchange.relayed
+        assert real.outcomes == virtual.outcomes == {"finished": 3}
+        assert 0 < real.busy < 3 * real.seconds < 3 * 60
+
+
+def test_a_device_that_sends_nan_is_rejected_by_name_and_changes_nothing(keys, tmp_path):
+    def corrupt(client, message):
+        if client != 1:
+            return message
+        return replace(message, body=Payload().encode(torch.full(message.shape, math.nan)))
+
+    experiment = make_experiment(tmp_path, "splitfed")
+    devices = make_devices(range(3), tmp_path)
+    build_honest_client = devices[1]._build_client
+
+    def build_corrupt_client(encoded_experiment):
+        client = build_honest_client(encoded_experiment)
+        honest_forward = client.forward
+        client.forward = lambda: corrupt(1, honest_forward())
+        return client
+
+    devices[1]._build_client = build_corrupt_client
+    records = run_with_devices(experiment, tmp_path, keys, devices)
+    simulate_rounds(experiment, tmp_path / "simulated", message_hook=corrupt)
+    assert records == list(read_records(tmp_path / "simulated"))
+    tasks = [task for task in records if isinstance(task, TaskRecord) and task.device == 1]
+    [outcome] = {task.outcome for task in tasks}
+    assert outcome == "rejected: client 1: expected activations of finite numbers, got NaN"
+
+
+def test_a_device_whose_part_has_other_shapes_is_named_and_left_out(keys, tmp_path):
+    experiment = make_experiment(tmp_path, "splitfed", rounds=1)
+    devices = make_devices(range(3), tmp_path)
+    execute = devices[2]._execute
+
+    def execute_wrongly(request, tensors):
+        result = execute(request, tensors)
+        if request.kind != "params":
+            return result
+        return {name: tensor[:1] for name, tensor in result.items()}
+
+    devices[2]._execute = execute_wrongly
+    records = run_with_devices(experiment, tmp_path, keys, devices, pace="measured", allowance=5.0)
+    [task] = [task for task in records if isinstance(task, TaskRecord) and task.device == 2]
+    assert task.outcome == "partial"
+    assert next(iter(task.exchange.refused)).startswith("client 2: expected (4, 1, 5, 5) of")

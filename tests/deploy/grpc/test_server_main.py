@@ -1,0 +1,69 @@
+"""Which devices a split server waits for: all at first, then those that are connected."""
+
+import logging
+import time
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+from tests.deploy.grpc_in_process import (
+    connect_devices,
+    make_devices,
+    make_experiment,
+    make_server_run,
+)
+
+from pliant.deploy.grpc import server_main
+from pliant.deploy.server.run_state import NotEnoughDevices
+from pliant.engine.ledger import verify_records
+from pliant.engine.run_store import read_records
+
+
+def end_patience_after(monkeypatch, server_run, devices):
+    """End the server's patience as soon as these devices are ready, and not before."""
+
+    def monotonic():
+        channels = [server_run.channels[device] for device in devices]
+        return 1e9 if all(channel.is_ready for channel in channels) else 0.0
+
+    monkeypatch.setattr(server_main, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+
+
+def test_a_restarted_server_does_not_wait_for_devices_that_had_left(tmp_path, monkeypatch):
+    experiment = make_experiment(tmp_path, "splitfed", rounds=3)
+    server_run = make_server_run(experiment, pace="measured")
+    with connect_devices(make_devices(range(3), tmp_path), server_run.grpc_server.port, tmp_path):
+        rounds = server_run.run_rounds(tmp_path / "run")
+        assert [record.outcomes for record in islice(rounds, 1)] == [{"finished": 3}]
+        rounds.close()
+    server_run = make_server_run(experiment, pace="measured")
+    end_patience_after(monkeypatch, server_run, [0, 1])
+    with connect_devices(make_devices([0, 1], tmp_path), server_run.grpc_server.port, tmp_path):
+        records = list(server_run.run_rounds(tmp_path / "run"))
+    assert [(record.round, record.outcomes) for record in records] == [
+        (1, {"finished": 2}),
+        (2, {"finished": 2}),
+    ]
+    assert verify_records(read_records(tmp_path / "run")) == 3
+
+
+def test_a_run_without_a_quorum_ends(tmp_path, monkeypatch):
+    experiment = make_experiment(tmp_path, "splitfed", rounds=1, rules={"quorum": 1.0})
+    server_run = make_server_run(experiment)
+    end_patience_after(monkeypatch, server_run, [0, 1])
+    with (
+        connect_devices(make_devices([0, 1], tmp_path), server_run.grpc_server.port, tmp_path),
+        pytest.raises(NotEnoughDevices, match="expected 3 or more devices online, got 2"),
+    ):
+        list(server_run.run_rounds(tmp_path / "run"))
+
+
+def test_the_log_has_one_line_per_joined_device(tmp_path, caplog):
+    experiment = make_experiment(tmp_path, "split", rounds=2)
+    server_run = make_server_run(experiment)
+    with (
+        caplog.at_level(logging.INFO, "pliant"),
+        connect_devices(make_devices(range(3), tmp_path), server_run.grpc_server.port, tmp_path),
+    ):
+        list(server_run.run_rounds(tmp_path / "run"))
+    assert sorted(caplog.messages) == [f"device {number} joined" for number in range(3)]

@@ -1,0 +1,64 @@
+"""Every kind of bad reply is refused with a reason."""
+
+import time
+
+import pytest
+from tests.deploy.bad_replies import BAD_REPLIES, set_fields
+from tests.deploy.in_process import (
+    InProcessTransport,
+    make_context,
+    make_devices,
+    make_experiment,
+)
+
+from pliant.deploy.server.reply_validation import check_reply
+from pliant.deploy.server.run_state import ServerRun, make_requests
+from pliant.deploy.server.transport import RawReply
+from pliant.deploy.settings import ServerSettings
+from pliant.engine.run_store import RunState
+from pliant.methods.base import ServerState
+from pliant.methods.validation import ValidationPolicy
+from pliant.params import get_params
+
+
+@pytest.fixture(scope="module")
+def exchange(tmp_path_factory):
+    """Return a context, the request to device 1, and its honest reply."""
+    experiment = make_experiment()
+    context = make_context(experiment)
+    state = RunState(0, 0.0, ServerState(get_params(context.net.module)), {})
+    devices = make_devices(experiment, tmp_path_factory.mktemp("devices"))
+    transport = InProcessTransport(devices)
+    run = ServerRun(
+        experiment, context, transport, ServerSettings(), state, time.monotonic, time.sleep
+    )
+    request = make_requests(run, 0, [1])[1]
+    return context, request, devices[1].handle_request(request.raw)
+
+
+def check(exchange, edit):
+    context, request, raw = exchange
+    return check_reply(context, RawReply(1, edit(raw)), request, ValidationPolicy(), 60.0)
+
+
+def test_there_are_forty_kinds_of_bad_replies():
+    assert len(BAD_REPLIES) >= 40
+
+
+def test_an_honest_reply_is_accepted(exchange):
+    reply = check(exchange, lambda raw: raw)
+    assert reply.outcome == ""
+    assert reply.update.steps == len(exchange[1].work.sizes)
+
+
+@pytest.mark.parametrize("kind", BAD_REPLIES)
+def test_a_bad_reply_is_rejected_with_a_reason(exchange, kind):
+    reply = check(exchange, BAD_REPLIES[kind])
+    assert reply.update is None
+    assert reply.outcome.startswith("rejected: device 1: expected ")
+    assert len(reply.outcome) < 500
+
+
+@pytest.mark.parametrize("macs", [1e12, 1e300, float("nan"), float("inf"), -1.0, 0.0])
+def test_no_update_counts_for_more_than_one_at_full_width(exchange, macs):
+    assert check(exchange, set_fields(macs=macs)).update is None

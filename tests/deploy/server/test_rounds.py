@@ -1,0 +1,310 @@
+import msgspec
+import pytest
+from tests.deploy.in_process import (
+    InProcessTransport,
+    compute_simulated_digest,
+    make_devices,
+    make_experiment,
+    serve_rounds,
+)
+
+from pliant.deploy.device.calibration import StoredCurve
+from pliant.deploy.messages import TrainReply, TrainRequest, decode_reply, encode_message
+from pliant.deploy.server.rounds import NotEnoughDevices
+from pliant.deploy.server.transport import RawReply
+from pliant.engine.ledger import TaskRecord, verify_records
+from pliant.engine.run_store import read_records
+from pliant.storage.formats import STEP_TIME_CURVE
+from pliant.value import encode
+
+
+def select_tasks(records):
+    return [record for record in records if isinstance(record, TaskRecord)]
+
+
+HALF = {"speed": {"type": "constant", "low": 0.5}}
+CHANGING = {"speed": {"type": "changing", "low": 0.3, "high": 1.0, "per_round": 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("method", "fleet", "late"),
+    [
+        ("fedavg", {}, "discard"),
+        ("scaffold", {}, "discard"),  # the state of a device stays on it
+        ("distreal", HALF, "partial"),
+        ("heterofl", HALF, "discard"),  # packed updates
+        ("elfish", HALF, "discard"),  # the device chooses filters itself
+        ("coherent", CHANGING, "partial"),
+    ],
+)
+def test_simulated_pacing_ends_with_the_simulated_weights(tmp_path, method, fleet, late):
+    experiment = make_experiment(method, fleet=fleet, rules={"late": late})
+    transport = InProcessTransport(make_devices(experiment, tmp_path))
+    records = serve_rounds(experiment, transport, tmp_path / "run", pace="simulated")
+    assert verify_records(records) == 2
+    assert records[-1].digest == compute_simulated_digest(experiment)
+
+
+def test_a_measured_run_with_enough_time_equals_the_simulated_one(tmp_path):
+    experiment = make_experiment("distreal")
+    records = serve_rounds(
+        experiment, InProcessTransport(make_devices(experiment, tmp_path)), tmp_path / "run"
+    )
+    assert verify_records(records) == 2
+    assert records[-1].digest == compute_simulated_digest(experiment)
+    assert all(task.up > 0 and task.down > task.up / 2 for task in select_tasks(records))
+
+
+def test_a_device_saves_its_refined_step_times(tmp_path):
+    experiment = make_experiment("distreal")
+    hello = encode_message(TrainRequest("hello", encode(experiment), -1))
+
+    def read_curve():
+        return decode_reply(make_devices(experiment, tmp_path)[0].handle_request(hello))[0].curve
+
+    first = read_curve()
+    assert first == read_curve()  # measured once
+    serve_rounds(
+        experiment, InProcessTransport(make_devices(experiment, tmp_path)), tmp_path / "run"
+    )
+    later = read_curve()
+    assert later != first
+    assert [share for share, _ in later] == [share for share, _ in first]
+    [path] = (tmp_path / "device0").glob("curve-*.json")
+    stored = StoredCurve(STEP_TIME_CURVE.number, ((1.0, -1.0),))
+    path.write_bytes(msgspec.json.encode(stored))  # implausible: measured again
+    assert all(seconds > 0 for _, seconds in read_curve())
+
+
+def test_a_bad_reply_changes_nothing_and_is_named(tmp_path):
+    experiment = make_experiment()
+
+    def truncate(device, round, raw):
+        return raw[:-1] if device == 1 else raw
+
+    def lose(device, round, raw):
+        return RawReply(1, None, "gone") if device == 1 else raw
+
+    records = [
+        serve_rounds(
+            experiment,
+            InProcessTransport(make_devices(experiment, tmp_path), tamper),
+            tmp_path / name,
+        )
+        for name, tamper in (("bad", truncate), ("lost", lose))
+    ]
+    bad, lost = records
+    assert verify_records(bad) == verify_records(lost) == 2
+    assert bad[-1].digest == lost[-1].digest
+    assert select_tasks(bad)[1].outcome.startswith("rejected: device 1: expected an intact message")
+    assert select_tasks(lost)[1].outcome == "dropped: gone"
+
+
+class Clock:
+    """A clock that advances only by sleeping."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_a_silent_device_ends_late_at_the_deadline(tmp_path):
+    experiment, clock = make_experiment(rounds=1), Clock()
+
+    def hang(device, round, raw):
+        clock.now += 50.0 / 3
+        return None if device == 1 else raw
+
+    records = serve_rounds(
+        experiment,
+        InProcessTransport(make_devices(experiment, tmp_path), hang),
+        tmp_path / "run",
+        clock=clock,
+        sleep=clock.sleep,
+        allowance=3.0,
+    )
+    assert verify_records(records) == 1
+    assert [task.outcome for task in select_tasks(records)] == ["finished", "late", "finished"]
+    assert 60.0 + 3.0 <= records[-1].seconds <= 60.0 + 3.0 + 0.25
+
+
+def test_a_round_without_updates_is_repeated_from_the_same_model(tmp_path):
+    experiment = make_experiment(rounds=1, rules={"quorum": 1.0})
+
+    def fail_once(device, round, raw):
+        return RawReply(device, None, "gone") if round == 0 and device == 0 else raw
+
+    transport = InProcessTransport(make_devices(experiment, tmp_path), fail_once)
+    records = serve_rounds(experiment, transport, tmp_path / "run")
+    assert verify_records(records) == 2
+    assert [task.outcome for task in select_tasks(records)][:3] == ["dropped: gone", "void", "void"]
+    assert records[-1].merged == 3
+
+
+def test_a_run_that_never_gets_an_update_ends(tmp_path):
+    experiment = make_experiment(rounds=1)
+
+    def lose(device, round, raw):
+        return RawReply(device, None, "gone")
+
+    transport = InProcessTransport(make_devices(experiment, tmp_path), lose)
+    with pytest.raises(NotEnoughDevices, match="no update was merged in 3 consecutive rounds"):
+        serve_rounds(experiment, transport, tmp_path / "run", retries=2)
+    assert verify_records(read_records(tmp_path / "run")) == 3  # including the last of them
+
+
+def test_consecutive_empty_rounds_are_counted_across_restarts(tmp_path):
+    experiment = make_experiment(rounds=1)
+    requests = []
+
+    class Killed(BaseException):
+        pass
+
+    def lose(device, round, raw):
+        requests.append((device, round))
+        if round == 2 and len(requests) == 7:
+            raise Killed
+        return RawReply(device, None, "gone")
+
+    devices = make_devices(experiment, tmp_path)
+    with pytest.raises(Killed):
+        serve_rounds(experiment, InProcessTransport(devices, lose), tmp_path / "run", retries=3)
+    with pytest.raises(NotEnoughDevices, match="no update was merged in 4 consecutive rounds"):
+        serve_rounds(experiment, InProcessTransport(devices, lose), tmp_path / "run", retries=3)
+    assert (
+        serve_rounds(experiment, InProcessTransport(devices), tmp_path / "run", retries=3)[
+            -1
+        ].merged
+        == 3
+    )
+
+
+def test_a_run_without_devices_fails(tmp_path):
+    with pytest.raises(NotEnoughDevices, match="expected 1 or more devices online, got 0"):
+        serve_rounds(make_experiment(), InProcessTransport({}), tmp_path / "run", patience=0.1)
+
+
+@pytest.mark.parametrize("when", [0, 1])
+def test_a_killed_server_resumes_to_the_same_weights(tmp_path, when):
+    experiment = make_experiment("scaffold", rounds=2)
+    undisturbed = serve_rounds(
+        experiment,
+        InProcessTransport(make_devices(experiment, tmp_path / "a")),
+        tmp_path / "undisturbed",
+    )
+
+    class Killed(BaseException):
+        pass
+
+    def kill(device, round, raw):
+        if round == when and device == 1:
+            raise Killed
+        return raw
+
+    devices = make_devices(experiment, tmp_path / "b")
+    with pytest.raises(Killed):
+        serve_rounds(experiment, InProcessTransport(devices, kill), tmp_path / "run")
+    restarted = make_devices(experiment, tmp_path / "b")  # devices restart, too
+    records = serve_rounds(experiment, InProcessTransport(restarted), tmp_path / "run")
+    assert verify_records(records) == 2
+    assert records[-1].digest == undisturbed[-1].digest
+
+
+def test_surplus_updates_are_not_merged(tmp_path):
+    experiment = make_experiment(per_round=2, rules={"over_selection": 0.5}, rounds=1)
+    records = serve_rounds(
+        experiment, InProcessTransport(make_devices(experiment, tmp_path)), tmp_path / "run"
+    )
+    assert verify_records(records) == 1
+    assert records[-1].outcomes == {"finished": 2, "surplus": 1}
+
+
+def test_an_unfinished_update_does_not_close_a_round_early(tmp_path):
+    rules = {"late": "discard", "close_early": True, "over_selection": 0.5, "quorum": 1.0}
+    experiment = make_experiment(rounds=1, per_round=2, rules=rules)
+
+    def shorten(device, round, raw):
+        reply, tensors = decode_reply(raw)
+        rows = reply.rows[:-1] if device == 0 else reply.rows
+        times, samples = (0.0,) * (len(rows) + 1), 16 * len(rows) if device == 0 else reply.samples
+        fields = {"rows": rows, "times": times, "seconds": 0.0, "samples": samples}
+        return encode_message(msgspec.structs.replace(reply, **fields), tensors)
+
+    transport = InProcessTransport(make_devices(experiment, tmp_path), shorten)
+    records = serve_rounds(experiment, transport, tmp_path / "run")
+    assert verify_records(records) == 1
+    assert [task.outcome for task in select_tasks(records)][1:] == ["finished", "finished"]
+    assert records[-1].merged == 2
+
+
+def test_a_device_s_reason_for_declining_is_in_the_ledger(tmp_path):
+    experiment = make_experiment(rounds=1)
+    devices = make_devices(experiment, tmp_path)
+    devices[2] = lambda request: encode_message(TrainReply("declined", 2, 0, "it is not charging"))
+    records = serve_rounds(experiment, InProcessTransport(devices), tmp_path / "run")
+    assert select_tasks(records)[2].outcome == "dropped: declined, it is not charging"
+
+
+def test_compressed_updates_are_smaller_and_still_merge(tmp_path):
+    experiment, sizes = make_experiment(rounds=1), {}
+    for kind in ("plain", "fp16", "int8", "topk"):
+        transport = InProcessTransport(make_devices(experiment, tmp_path / kind))
+        compression = {"type": kind}
+        records = serve_rounds(
+            experiment, transport, tmp_path / kind / "run", compression=compression
+        )
+        assert verify_records(records) == 1
+        assert records[-1].merged == 3
+        sizes[kind] = records[-1].up
+    assert sizes["fp16"] < 0.55 * sizes["plain"]
+    assert sizes["int8"] < 0.35 * sizes["plain"]
+    assert sizes["topk"] < 0.35 * sizes["plain"]
+
+
+class OfflineDeviceTransport(InProcessTransport):
+    """A transport to devices, of which number 2 is offline from a certain round on."""
+
+    def __init__(self, devices, *, since, clock):
+        super().__init__(devices)
+        self.since, self.clock, self.rounds, self.sent = since, clock, 0, []
+
+    def find_online_devices(self):
+        return set(self.devices) - ({2} if self.rounds >= self.since else set())
+
+    def send(self, requests, *, round, seconds):
+        self.rounds += 1
+        self.sent.append((self.clock.now, sorted(requests)))
+        super().send(requests, round=round, seconds=seconds)
+
+
+def serve_with_device_offline(tmp_path, since, rules=None):
+    """Return when each round was sent, and to which devices."""
+    experiment, clock = make_experiment(rounds=3, rules=rules or {}), Clock()
+    devices = make_devices(experiment, tmp_path)
+    transport = OfflineDeviceTransport(devices, since=since, clock=clock)
+    options = {"clock": clock, "sleep": clock.sleep, "allowance": 15.0, "patience": 120.0}
+    records = serve_rounds(experiment, transport, tmp_path / "run", **options)
+    assert verify_records(records) == 3
+    return transport.sent
+
+
+def test_rounds_wait_for_an_offline_device_no_longer_than_the_allowance(tmp_path):
+    first, *later = serve_with_device_offline(tmp_path, since=1)
+    assert first == (0.0, [0, 1, 2])
+    assert [devices for _, devices in later] == [[0, 1], [0, 1]]
+    assert [time for time, _ in later] == pytest.approx([15.25, 30.5], abs=1.0)
+
+
+def test_the_first_round_waits_longer(tmp_path):
+    (time, devices), *_ = serve_with_device_offline(tmp_path, since=0)
+    assert devices == [0, 1]
+    assert time == pytest.approx(120.25, abs=1.0)
+
+
+def test_a_round_does_not_start_below_its_quorum(tmp_path):
+    with pytest.raises(NotEnoughDevices, match="expected 3 or more devices online, got 2"):
+        serve_with_device_offline(tmp_path, since=1, rules={"quorum": 1.0})

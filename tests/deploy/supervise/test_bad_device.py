@@ -1,0 +1,104 @@
+"""A device process that sends every kind of bad reply, one per round, among two honest ones."""
+
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.deploy.bad_replies import BAD_REPLIES
+from tests.deploy.in_process import (
+    InProcessTransport,
+    compute_simulated_digest,
+    make_devices,
+    make_experiment,
+    serve_rounds,
+)
+from tests.deploy.supervise.test_federation import PATIENT, find_free_port
+
+from pliant.deploy.device.host import Limits
+from pliant.deploy.device.worker import ARRIVAL_HEADER, DeviceWorkerSetup
+from pliant.deploy.security.certificates import make_keys
+from pliant.deploy.supervise.federation import Federation
+from pliant.deploy.supervise.node import FlowerDeviceSupervisor
+from pliant.engine.ledger import RoundRecord, TaskRecord, verify_records
+from pliant.engine.run_store import read_records
+
+PROGRAM = str(Path(__file__).parents[1] / "bad_replies.py")
+
+
+class BadDeviceSupervisor(FlowerDeviceSupervisor):
+    worker_arguments = (PROGRAM,)
+
+
+class WithoutDevice1:
+    """A method that merges the updates of all devices but number 1."""
+
+    def __init__(self, inner):
+        self.inner, self.local = inner, inner.local
+        self.make_budget_policy, self.train = inner.make_budget_policy, inner.train
+        self.select_subnet, self.subnet_to_send = inner.select_subnet, inner.subnet_to_send
+
+    def merge(self, net, state, updates):
+        return self.inner.merge(net, state, [u for u in updates if u.device != 1])
+
+
+def check_records(records, experiment):
+    """Check that each bad reply is rejected and the network is the one without device 1."""
+    assert verify_records(records) == len(BAD_REPLIES)
+    bad = [r for r in records if isinstance(r, TaskRecord) and r.device == 1]
+    honest = [r for r in records if isinstance(r, TaskRecord) and r.device != 1]
+    for kind, task in zip(BAD_REPLIES, bad, strict=True):
+        assert task.outcome.startswith("rejected: device 1: expected "), kind
+        assert task.useful == 0.0, kind
+    assert {task.outcome for task in honest} == {"finished"}
+    last = [r for r in records if isinstance(r, RoundRecord)][-1]
+    assert last.digest == compute_simulated_digest(experiment, WithoutDevice1(experiment.method))
+
+
+def test_a_process_that_sends_every_kind_of_bad_reply_changes_nothing(tmp_path):
+    experiment = make_experiment(rounds=len(BAD_REPLIES))
+    path = str(tmp_path / "socket")
+    setup = DeviceWorkerSetup(1, str(tmp_path / "bad"), path, Limits(), 60.0)
+    argument = msgspec.json.encode(setup).decode()
+    with subprocess.Popen([sys.executable, PROGRAM, argument]) as process:
+        try:
+
+            def call_worker(request):
+                end = time.monotonic() + 60
+                while not Path(path).exists() and time.monotonic() < end:
+                    time.sleep(0.05)
+                with Client(path, family="AF_UNIX") as connection:
+                    connection.send_bytes(ARRIVAL_HEADER.pack(time.monotonic()) + request)
+                    return connection.recv_bytes()
+
+            devices = make_devices(experiment, tmp_path) | {1: call_worker}
+            check_records(
+                serve_rounds(experiment, InProcessTransport(devices), tmp_path / "run"), experiment
+            )
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_a_bad_device_in_a_federation_with_tls_and_keys_changes_nothing(tmp_path):
+    keys = tmp_path / "keys"
+    make_keys(keys, devices=3)
+    experiment = make_experiment(rounds=len(BAD_REPLIES), fleet={"round_seconds": 120.0})
+    federation = Federation(
+        experiment, tmp_path / "run", settings=PATIENT, port=find_free_port(), keys=keys
+    )
+    federation.devices[1] = BadDeviceSupervisor(
+        1,
+        federation.server.address,
+        tmp_path / "run" / "devices" / "1",
+        Limits(),
+        ca=keys / "ca.crt",
+        key=keys / "devices" / "1" / "key",
+    )
+    with federation:
+        for _ in federation.watch():
+            pass
+    check_records(list(read_records(tmp_path / "run")), experiment)

@@ -1,0 +1,166 @@
+"""Unusable ports, and closing that no second signal may disturb; starts no process."""
+
+import os
+import signal
+import socket
+import tempfile
+from typing import ClassVar
+
+import pytest
+from tests.deploy.in_process import make_experiment
+from tests.deploy.supervise.test_federation import find_free_port
+
+from pliant.cli.server import show_rounds
+from pliant.deploy.security import probe
+from pliant.deploy.supervise import node
+from pliant.deploy.supervise.child_process import check_port, run_supervisor
+from pliant.deploy.supervise.federation import Federation
+
+
+def send_signals():
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class InterruptedSupervisor:
+    """A supervisor that is interrupted while it runs, and again while it closes."""
+
+    closed: ClassVar = []
+
+    def __init__(self, *_, **options):
+        self.is_closed = False
+
+    def start(self):
+        pass
+
+    def watch(self):
+        send_signals()
+        return iter(())
+
+    def close(self):
+        send_signals()
+        self.is_closed = True
+        self.closed.append(self)
+
+
+@pytest.fixture(autouse=True)
+def _check_signal_handlers():
+    InterruptedSupervisor.closed.clear()
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    yield
+    assert before == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+
+
+def test_a_second_ctrl_c_does_not_disturb_closing_a_server(tmp_path, capsys):
+    assert show_rounds(InterruptedSupervisor(), make_experiment(), tmp_path, "here") == 130
+    assert len(InterruptedSupervisor.closed) == 1
+    assert "run the same command to resume" in capsys.readouterr().err
+
+
+def test_a_second_ctrl_c_does_not_disturb_closing_a_device(tmp_path, monkeypatch):
+    from pliant.cli import main
+
+    monkeypatch.setattr(node, "FlowerDeviceSupervisor", InterruptedSupervisor)
+    monkeypatch.setattr(probe, "wait_for_server", lambda *address: "federated")
+    options = [
+        "--server",
+        "localhost:22110",
+        "--number",
+        "0",
+        "--insecure",
+        "--state",
+        str(tmp_path),
+    ]
+    assert main(["device", *options]) == 130
+    assert len(InterruptedSupervisor.closed) == 1
+
+
+def test_a_supervisor_that_ends_or_fails_to_start_is_closed_undisturbed():
+    ending = InterruptedSupervisor()
+    with run_supervisor(ending):
+        pass
+    assert ending.is_closed
+    failing = InterruptedSupervisor()
+    failing.start = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError), run_supervisor(failing):
+        pass
+    assert failing.is_closed
+
+
+def test_signals_after_the_first_ctrl_c_are_ignored():
+    supervisor, steps = InterruptedSupervisor(), []
+
+    def work():
+        try:
+            send_signals()
+        finally:
+            send_signals()
+            steps.append("cleaned up")
+
+    with pytest.raises(KeyboardInterrupt), run_supervisor(supervisor):
+        work()
+    assert steps == ["cleaned up"]
+    assert supervisor.is_closed
+
+
+@pytest.fixture
+def temporary_folder(tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "temporary"
+
+
+def test_a_federation_closes_the_rest_if_one_part_fails_to_close(tmp_path, temporary_folder):
+    federation = Federation(make_experiment(), tmp_path / "run", port=find_free_port())
+    assert len(list(temporary_folder.iterdir())) == 3
+    closed: ClassVar = []
+
+    def fail():
+        raise OSError("stuck")
+
+    federation.devices[1].close = fail
+    federation.server.close = lambda: closed.append("server")
+    with pytest.raises(OSError, match="stuck"):
+        federation.close()
+    assert closed == ["server"]
+    assert len(list(temporary_folder.iterdir())) == 1  # of the device that is stuck
+
+
+def test_a_federation_that_fails_to_start_leaves_no_folders_behind(
+    tmp_path, temporary_folder, monkeypatch
+):
+    with pytest.raises(IndexError):
+        Federation(make_experiment(), tmp_path / "run", port=find_free_port(), cpus=[0])
+    assert list(temporary_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("port", [0, -1, 99999])
+def test_an_impossible_port_is_refused(port):
+    with pytest.raises(ValueError, match=f"Expected --port from 1 to 65535, got {port}"):
+        check_port("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_taken_port_is_refused_in_both_families(host):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        taken = socket.create_server((host, 0), family=family)
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
+    with taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=r"Cannot listen on .* the port is taken"):
+            check_port(host, port)
+    check_port(host, port)
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ("256.1.1.1", "Expected --host to be an address of this machine"),
+        ("192.0.2.1", "it is not an address of this machine"),
+    ],
+)
+def test_a_host_that_is_another_machine_is_refused(host, message):
+    with pytest.raises(ValueError, match=message):
+        check_port(host, find_free_port())

@@ -1,0 +1,173 @@
+"""Real processes, real Flower, TLS and keys."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.deploy.in_process import compute_simulated_digest, make_experiment
+
+from pliant.deploy.device.host import Limits
+from pliant.deploy.security.certificates import make_device_key, make_keys
+from pliant.deploy.settings import ServerSettings
+from pliant.deploy.supervise.federation import Federation, open_run
+from pliant.deploy.supervise.node import FlowerDeviceSupervisor
+from pliant.engine.ledger import TaskRecord, verify_records
+from pliant.engine.run_store import read_records
+from pliant.storage.run_lock import RunLock
+
+PATIENT = ServerSettings(allowance=300.0, patience=500.0)
+
+
+def find_free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def find_processes(folder):
+    """Return the command lines of processes that name a folder."""
+    commands = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = path.read_text()
+        except OSError:
+            continue
+        if str(folder) in text and int(path.parent.name) != os.getpid():
+            commands.append(text.replace("\0", " "))
+    return commands
+
+
+def test_a_federation_with_tls_and_keys_ends_with_the_simulated_weights(tmp_path):
+    keys = tmp_path / "keys"
+    make_keys(keys, devices=3)
+    experiment = make_experiment(fleet={"round_seconds": 120.0})
+    federation = Federation(
+        experiment, tmp_path / "run", settings=PATIENT, port=find_free_port(), keys=keys
+    )
+    with federation:
+        records = list(federation.watch())
+    assert verify_records(read_records(tmp_path / "run")) == 2
+    assert records[-1].digest == compute_simulated_digest(experiment)
+    time.sleep(2.0)
+    assert find_processes(tmp_path) == []
+
+
+def test_killed_processes_are_restarted_and_no_merged_update_is_lost(tmp_path):
+    experiment = make_experiment(fleet={"round_seconds": 120.0}, rounds=3)
+    federation = Federation(experiment, tmp_path / "run", settings=PATIENT, port=find_free_port())
+    with federation:
+        for record in federation.watch():
+            if record.round == 0:
+                os.kill(federation.devices[1].pids["worker"], signal.SIGKILL)
+            if record.round == 1:
+                os.kill(federation.server.pids["run"], signal.SIGKILL)
+    records = list(read_records(tmp_path / "run"))
+    assert verify_records(records) == 3
+    outcomes = {task.outcome for task in records if isinstance(task, TaskRecord)}
+    assert outcomes == {"finished"}
+    assert record.digest == compute_simulated_digest(experiment)
+
+
+def test_unknown_devices_are_refused(tmp_path):
+    """Only a registered key is accepted: no unknown key, no other authority, no plain HTTP."""
+    keys, others = tmp_path / "keys", tmp_path / "others"
+    make_keys(keys, devices=1)
+    make_keys(others, devices=1)
+    make_device_key(keys / "stranger")
+    experiment = make_experiment(fleet={"size": 1, "round_seconds": 120.0}, per_round=1, rounds=1)
+    open_run(tmp_path / "run", experiment)
+    port = find_free_port()
+    from pliant.deploy.supervise.server import FlowerServerSupervisor
+
+    credentials = {
+        "registered": (keys / "ca.crt", keys / "devices" / "0" / "key"),
+        "unknown": (keys / "ca.crt", keys / "stranger" / "key"),
+        "other authority": (others / "ca.crt", keys / "devices" / "0" / "key"),
+        "plain": (None, None),
+    }
+    with (
+        FlowerServerSupervisor(tmp_path / "run", PATIENT, port=port, keys=keys) as server,
+        ExitStack() as stack,
+    ):
+        for name, (ca, key) in reversed(credentials.items()):
+            folder = tmp_path / name
+            device = FlowerDeviceSupervisor(
+                0, f"127.0.0.1:{port}", folder, Limits(), ca=ca, key=key
+            )
+            stack.enter_context(device)
+        assert [record.outcomes for record in server.watch()] == [{"finished": 1}]
+        accepted = [
+            name
+            for name in credentials
+            if "SuperNode ID" in (tmp_path / name / "logs" / "supernode.log").read_text()
+        ]
+        assert accepted == ["registered"]
+        result = subprocess.run(
+            ["curl", "-s", "-m", "5", f"http://127.0.0.1:{port}/v1/control/list-runs"],
+            capture_output=True,
+            check=False,
+        )
+        assert result.returncode != 0
+
+
+def test_a_folder_with_another_run_is_refused(tmp_path):
+    open_run(tmp_path / "run", make_experiment())
+    open_run(tmp_path / "run", make_experiment())
+    with pytest.raises(FileExistsError, match="another run"):
+        open_run(tmp_path / "run", make_experiment("fedprox"))
+
+
+def test_without_keys_only_loopback_is_served(tmp_path):
+    from pliant.deploy.supervise.server import FlowerServerSupervisor
+
+    open_run(tmp_path / "run", make_experiment())
+    with pytest.raises(ValueError, match="loopback only"):
+        FlowerServerSupervisor(tmp_path / "run", PATIENT, host="0.0.0.0")
+    with pytest.raises(ValueError, match="loopback only"):
+        FlowerDeviceSupervisor(0, "example.org:9092", tmp_path / "device", Limits())
+
+
+@pytest.mark.parametrize("server", ["example.org", ":9092", "localhost:port", ""])
+def test_an_address_is_host_and_port(tmp_path, server):
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        FlowerDeviceSupervisor(0, server, tmp_path / "device", Limits())
+
+
+def test_a_taken_port_is_refused(tmp_path):
+    from pliant.deploy.supervise.server import FlowerServerSupervisor
+
+    open_run(tmp_path / "run", make_experiment())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ValueError, match="Cannot listen"):
+            FlowerServerSupervisor(tmp_path / "run", PATIENT, port=taken.getsockname()[1])
+
+
+def test_a_second_server_on_the_same_run_is_refused_and_changes_nothing(tmp_path):
+    from pliant.deploy.supervise.server import FlowerServerSupervisor
+
+    open_run(tmp_path / "run", make_experiment())
+    lock = RunLock(tmp_path / "run", "server.lock")
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    with pytest.raises(BlockingIOError, match="in use by process"):
+        FlowerServerSupervisor(tmp_path / "run", PATIENT, port=find_free_port())
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+    lock.release()
+
+
+def test_a_run_that_gives_up_says_why(tmp_path):
+    from pliant.deploy.supervise.server import FlowerServerSupervisor
+
+    open_run(tmp_path / "run", make_experiment())
+    impatient = ServerSettings(patience=1.0)
+    with (
+        pytest.raises(ChildProcessError, match="expected 1 or more devices online, got 0"),
+        FlowerServerSupervisor(tmp_path / "run", impatient, port=find_free_port()) as server,
+    ):
+        list(server.watch())

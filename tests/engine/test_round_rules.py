@@ -1,0 +1,139 @@
+import numpy as np
+import pytest
+
+from pliant.devices import FULL_NETWORK, ConstantTrace, CostRows, Fleet, PerBatch, PerRound
+from pliant.engine.round_rules import RoundRules, TaskOutcome, close_round, sample_dropout_times
+from pliant.engine.timetable import build_timetable, make_tasks
+
+NEVER = np.inf
+
+
+def close(rules, arrival, *, steps_done=None, dropout_times=None, target=None):
+    count = len(arrival)
+    return close_round(
+        rules,
+        np.array(arrival),
+        np.array(steps_done or [4] * count),
+        np.array(dropout_times or [NEVER] * count),
+        target_updates=target or count,
+        round_seconds=1.0,
+        deadline=1.0 + rules.grace,
+    )
+
+
+def names(closure):
+    return [TaskOutcome(outcome).name for outcome in closure.outcomes]
+
+
+def test_late_work_is_lost_or_sent():
+    arrival, steps_done = [0.5, NEVER, NEVER], [4, 2, 0]
+    lost = close(RoundRules(), arrival, steps_done=steps_done)
+    assert names(lost) == ["FINISHED", "LATE", "LATE"]
+    sent = close(RoundRules(late="partial"), arrival, steps_done=steps_done)
+    assert names(sent) == ["FINISHED", "PARTIAL", "LATE"]
+    assert sent.arrival.tolist() == [0.5, 1.0, NEVER]
+
+
+def test_a_round_lasts_its_length_unless_it_closes_early():
+    assert close(RoundRules(), [0.5, 0.7]).closed_at == 1.0
+    assert close(RoundRules(close_early=True), [0.5, 0.7]).closed_at == 0.7
+    assert close(RoundRules(close_early=True), [0.5, NEVER]).closed_at == 1.0
+    assert close(RoundRules(grace=0.1), [0.5, 1.05]).closed_at == 1.05
+
+
+def test_the_first_updates_count_and_the_rest_are_surplus():
+    late = close(RoundRules(over_selection=0.5), [0.9, 0.5, NEVER, 0.7], target=2)
+    assert names(late) == ["SURPLUS", "FINISHED", "LATE", "FINISHED"]
+    early = close(
+        RoundRules(over_selection=0.5, close_early=True), [0.9, 0.5, NEVER, 0.7], target=2
+    )
+    assert names(early) == ["SURPLUS", "FINISHED", "SURPLUS", "FINISHED"]
+    assert early.closed_at == 0.7
+
+
+def test_too_few_updates_make_a_round_void():
+    few = close(RoundRules(quorum=0.75), [0.5, 0.6, NEVER, NEVER])
+    assert names(few) == ["VOID", "VOID", "LATE", "LATE"]
+    enough = close(RoundRules(quorum=0.75), [0.5, 0.6, 0.7, NEVER])
+    assert names(enough) == ["FINISHED", "FINISHED", "FINISHED", "LATE"]
+
+
+def test_a_device_that_leaves_before_its_update_arrives_is_dropped():
+    dropout_times = [0.6, 0.4, 0.9]
+    closed = close(RoundRules(late="partial"), [0.5, 0.5, NEVER], dropout_times=dropout_times)
+    assert names(closed) == ["FINISHED", "DROPPED", "DROPPED"]
+    waiting = close(RoundRules(late="wait"), [0.5, 0.5, NEVER], dropout_times=dropout_times)
+    assert waiting.closed_at == 0.9
+
+
+def test_dropouts_have_their_probability_and_uniform_times():
+    devices, rules = np.arange(20_000), RoundRules(dropout=0.2)
+    dropout_times = sample_dropout_times(rules, devices, seed=0, round=3, round_seconds=2.0)
+    has_left = np.isfinite(dropout_times)
+    assert has_left.mean() == pytest.approx(0.2, abs=0.01)
+    assert dropout_times[has_left].mean() == pytest.approx(1.0, abs=0.03)
+    assert dropout_times[has_left].max() < 2.0
+    other = sample_dropout_times(rules, devices, seed=0, round=4, round_seconds=2.0)
+    assert np.isfinite(other)[has_left].mean() == pytest.approx(0.2, abs=0.02)
+    assert np.array_equal(
+        dropout_times[:7],
+        sample_dropout_times(rules, devices[:7], seed=0, round=3, round_seconds=2.0),
+    )
+
+
+def test_a_dropped_device_works_until_it_leaves():
+    fleet, tasks = Fleet(size=100, speed=ConstantTrace(0.5)), make_tasks(np.arange(100), 4, 10.0)
+    rules = RoundRules(late="partial", dropout=0.5)
+    table = build_timetable(fleet, PerRound(CostRows((0.5,))), tasks, rules, round=1)
+    dropout_times = sample_dropout_times(rules, tasks.devices, seed=0, round=1, round_seconds=1.0)
+    has_left = table.outcomes == TaskOutcome.DROPPED
+    assert 30 < has_left.sum() < 70
+    assert table.busy[has_left] == pytest.approx(dropout_times[has_left])
+    assert table.spent[has_left] == pytest.approx(20 * dropout_times[has_left])
+    assert (table.useful[has_left] == 0).all()
+    assert (table.useful[~has_left] == 20).all()
+
+
+def test_grace_accepts_updates_that_are_a_little_late():
+    fleet, tasks = Fleet(size=1, speed=ConstantTrace(0.99)), make_tasks(np.array([0]), 4, 10.0)
+    assert build_timetable(fleet, FULL_NETWORK, tasks).outcomes.tolist() == [TaskOutcome.LATE]
+    saved = build_timetable(fleet, FULL_NETWORK, tasks, RoundRules(grace=0.03))
+    assert saved.outcomes.tolist() == [TaskOutcome.FINISHED]
+    assert saved.closed_at == pytest.approx(1 / 0.99)
+
+
+def test_devices_do_not_count_on_the_grace():
+    fleet, tasks = Fleet(size=1, speed=ConstantTrace(0.5)), make_tasks(np.array([0]), 4, 10.0)
+    policy = PerBatch(CostRows((0.25, 0.5, 0.51, 1.0)), "paced")
+    assert build_timetable(fleet, policy, tasks, RoundRules(grace=0.5)).row.tolist() == [
+        [1, 1, 1, 1]
+    ]
+
+
+def test_surplus_devices_stop_when_the_round_closes_early():
+    classes = Fleet(size=100, speed=ConstantTrace(0.25, 1.0))
+    tasks, policy = make_tasks(np.arange(13), 4, 10.0), PerRound(CostRows((0.25,)))
+    table = build_timetable(
+        classes, policy, tasks, RoundRules(over_selection=0.3, close_early=True), target_updates=10
+    )
+    surplus = table.outcomes == TaskOutcome.SURPLUS
+    assert surplus.sum() == 3
+    assert table.busy[surplus] == pytest.approx(table.closed_at)
+    assert table.closed_at == table.arrival[~surplus].max() < table.end[surplus].max()
+
+
+def test_a_waiting_server_gives_up_eventually():
+    fleet, tasks = Fleet(size=1, speed=ConstantTrace(0.0)), make_tasks(np.array([0]), 1, 10.0)
+    table = build_timetable(fleet, FULL_NETWORK, tasks, RoundRules(late="wait"))
+    assert table.outcomes.tolist() == [TaskOutcome.LATE]
+    assert np.isfinite(table.closed_at)
+
+
+def test_over_selection_rounds_up():
+    rules = RoundRules(over_selection=0.3)
+    assert [rules.selection_size(target) for target in (1, 10, 100)] == [2, 13, 130]
+    assert RoundRules().selection_size(10) == 10
+    with pytest.raises(ValueError, match=r"at `\$.dropout` of RoundRules"):
+        RoundRules(dropout=1.5)
+    with pytest.raises(ValueError, match=r"at `\$.late` of RoundRules"):
+        RoundRules(late="never")

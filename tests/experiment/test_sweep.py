@@ -1,0 +1,120 @@
+"""Sweeps: a matrix of runs that share everything else, and a table over seeds."""
+
+from pathlib import Path
+
+import pytest
+
+from pliant.engine.run_store import read_records
+from pliant.experiment.config import start_run
+from pliant.experiment.sweep import is_finished, load_sweep, resolve_workers, run_sweep, summarise
+from pliant.value import encode
+from pliant.workers.pool import InlineWorkers, ProcessWorkers, RayWorkers
+
+SPEC = """
+rounds = 2
+per_round = 2
+[method]
+local = {batch = 64}
+[network]
+name = "digits_cnn"
+options = {filters1 = 4}
+[data]
+proxy = 7800
+[fleet]
+size = 4
+speed = {type = "changing", low = 0.4, high = 1.0, per_round = 2.0}
+[rules]
+late = "partial"
+[matrix]
+seed = [0, 1]
+[matrix.method]
+plain = {type = "fedavg"}
+narrow = {type = "distreal", budget = "paced"}
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SPEC.replace("options = {filters1 = 4}\n", ""))
+    return path
+
+
+def test_every_combination_is_a_run_and_shares_the_rest(spec: Path) -> None:
+    runs = load_sweep(spec)
+    assert [run.name for run in runs] == [
+        "seed=0,method=plain",
+        "seed=0,method=narrow",
+        "seed=1,method=plain",
+        "seed=1,method=narrow",
+    ]
+    assert all(run.experiment.method.local.batch == 64 for run in runs)
+    plain, narrow = (encode(run.experiment) for run in runs[:2])
+    assert {key for key in plain if plain[key] != narrow[key]} == {"method"}
+
+
+def test_finished_runs_are_not_run_again(spec: Path, tmp_path: Path) -> None:
+    runs, folder = load_sweep(spec, ["rounds=1"])[:2], tmp_path / "runs"
+    finished: list[str] = []
+    run_sweep(runs, folder, InlineWorkers(), lambda run: finished.append(run.name))
+    assert finished == [run.name for run in runs]
+    assert all(is_finished(folder / run.name) for run in runs)
+    run_sweep(runs, folder, InlineWorkers(), lambda run: finished.append(run.name))
+    assert len(finished) == 2
+    rows = summarise(runs, folder, target=0.0)
+    assert [row.group for row in rows] == [(("method", "plain"),), (("method", "narrow"),)]
+    last = list(read_records(folder / runs[0].name))[-1]
+    assert rows[0].accuracy[0] == last.accuracy
+    assert rows[0].rounds_to_target == 1
+
+
+def test_another_experiment_in_the_same_folder_is_refused(spec: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    run_sweep(load_sweep(spec, ["rounds=1"])[:1], folder, InlineWorkers())
+    (folder / "seed=0,method=plain" / "events.jsonl").unlink()
+    with pytest.raises(ValueError, match="holds a different experiment with this name"):
+        run_sweep(load_sweep(spec, ["rounds=2"])[:1], folder, InlineWorkers())
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        ("matrix = 3", r"expected a table \[matrix\], got 3"),
+        ("[matrix]\nseed = []", r"expected a list or a table of values at matrix.seed, got \[\]"),
+        ("[matrix]\nseed = ['x']", r"with seed = x: Expected `int` at `seed`, got 'x'"),
+        ("[matrix]\nnonsense = [1]", "unknown key `nonsense`"),
+    ],
+)
+def test_a_wrong_matrix_is_a_one_line_error(tmp_path: Path, matrix: str, message: str) -> None:
+    path = tmp_path / "wrong.toml"
+    head, _, _ = SPEC.partition("[matrix]")
+    top = matrix + "\n" if matrix.startswith("matrix") else ""
+    path.write_text(
+        top
+        + head.replace("options = {filters1 = 4}\n", "").replace(
+            "[method]", "[method]\ntype = 'fedavg'"
+        )
+        + ("" if top else matrix)
+    )
+    with pytest.raises(ValueError, match=message) as caught:
+        load_sweep(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_file_chooses_the_workers(spec: Path) -> None:
+    assert resolve_workers(load_sweep(spec)) == ProcessWorkers()
+    assert resolve_workers(load_sweep(spec, ['workers={type="ray",count=2}'])) == RayWorkers(
+        count=2
+    )
+    mixed = ['matrix.workers=[{type="inline"},{type="processes"}]']
+    with pytest.raises(ValueError, match="the same workers for all runs"):
+        resolve_workers(load_sweep(spec, mixed))
+
+
+def test_a_sweep_resumes_with_other_workers(spec: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    first = load_sweep(spec, ["rounds=1", 'workers={type="processes",count=1}'])[:1]
+    start_run(folder / first[0].name, first[0].experiment)
+    again = load_sweep(spec, ["rounds=1", 'workers={type="inline"}'])[:1]
+    run_sweep(again, folder, resolve_workers(again))
+    assert is_finished(folder / again[0].name)

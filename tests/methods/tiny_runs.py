@@ -1,0 +1,83 @@
+"""A network with two weights, whose steps can be checked on paper, and single updates of a method.
+
+The network has two filters a and b that each see the one pixel x; their outputs a·x and b·x are
+the two logits. From a = b = 0, at lr 1 and with one sample of class 0, a step moves a by x/2 and b
+by -x/2. A sample with x = 0 has no gradient.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from pliant.methods import LocalTraining
+from pliant.methods.base import ServerState, Step, Task, TaskKey
+from pliant.nn.elastic import elastic
+from pliant.nn.optimisers import Sgd
+from pliant.params import get_params
+
+PLAIN = LocalTraining(Sgd(lr=1.0))
+
+
+def make_net():
+    conv, identity = nn.Conv2d(1, 2, 1, bias=False), nn.Linear(2, 2, bias=False)
+    nn.init.zeros_(conv.weight)
+    with torch.no_grad():
+        identity.weight.copy_(torch.eye(2))
+    identity.requires_grad_(False)
+    return elastic(nn.Sequential(conv, nn.Flatten(), identity), torch.zeros(1, 1, 1, 1))
+
+
+def make_state(net):
+    return ServerState(get_params(net.module))
+
+
+def get_weights(state):
+    """Return a and b."""
+    return state.params["0.weight"].flatten().tolist()
+
+
+def make_batch(x, label=0, samples=1):
+    return torch.full((samples, 1, 1, 1), float(x)), torch.full((samples,), label)
+
+
+def make_update(
+    method,
+    net,
+    state,
+    device,
+    batches,
+    *,
+    row=0,
+    rows=None,
+    round=0,
+    device_state=(),
+    num_samples=1,
+    classes=(0, 1),
+):
+    """Train a device on batches of (x, y) and return its update; `rows` has one per step."""
+    rows = rows or [row] * len(batches)
+    key, lr = TaskKey(0, round, device), method.local.optimiser.lr
+    packed = method.subnet_to_send(net, rows[0], key)
+    params = state.params if packed is None else net.take(state.params, packed)
+    task = Task(key, params, lr, packed, state.broadcast, dict(device_state), num_samples, classes)
+    steps = []
+    for number, ((x, y), row) in enumerate(zip(batches, rows, strict=bool(batches))):
+        subnet = method.select_subnet(net, row, key, number)
+        steps.append(Step(x, y, subnet, len(y) * net.macs(subnet, training=True)))
+    return method.train(net, task, steps)
+
+
+def make_unpacked_update(method, net, state, device, batches, *, row, round=0):
+    """Train the same steps in the full network."""
+    key = TaskKey(0, round, device)
+    task = Task(key, state.params, method.local.optimiser.lr)
+    steps = [
+        Step(x, y, method.select_subnet(net, row, key, number), 1.0)
+        for number, (x, y) in enumerate(batches)
+    ]
+    return method.train(net, replace(task, extra=state.broadcast), steps)
+
+
+def get_last_row(method, net):
+    return len(method.make_budget_policy(net).rows.shares) - 1

@@ -1,0 +1,122 @@
+import subprocess
+import sys
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.nn.elastic import elastic
+from pliant.nn.models import densenet100, digits_cnn
+from pliant.nn.pareto_table import ParetoTable, describe_layers, resolve_table, uniform_table
+from pliant.nn.table_file import load_table, read_provenance, save_table
+from pliant.table_search.table_rows import round_rates
+
+SMALL = ParetoTable("net", ((0.5,), (0.25,), (0.0,)), (0.3, 0.6, 1.0), (0.1, 0.2, 0.2))
+
+
+@pytest.fixture(scope="module")
+def net():
+    return elastic(digits_cnn(), torch.zeros(1, 1, 28, 28))
+
+
+def test_the_largest_row_that_fits_is_chosen_or_else_the_smallest():
+    shares = (0.1, 0.3, 0.59, 0.6, 1.0, 9.0)
+    assert [SMALL.find_row(share) for share in shares] == [0, 0, 0, 1, 2, 2]
+
+
+@given(st.floats(0.0, 2.0))
+def test_a_lookup_returns_the_last_row_that_costs_no_more(share):
+    fits = [row for row, cost in enumerate(SMALL.shares) if cost <= share]
+    assert SMALL.find_row(share) == (fits[-1] if fits else 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shares": (0.3, 0.2, 1.0)}, "rising cost, got a lower one in row 1"),
+        ({"gains": (0.1, 0.3, 0.2)}, "rising gain, got a lower one in row 2"),
+        ({"seconds": (3.0, 2.0, 4.0)}, "rising time"),
+        ({"rates": ((0.5,), (1.25,), (0.0,))}, "rates in"),
+        ({"gains": (0.1,)}, "Expected 3 values of gain"),
+    ],
+)
+def test_a_table_that_is_not_monotone_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        msgspec.structs.replace(SMALL, **change)
+
+
+@pytest.mark.parametrize("rows", [5, 64])  # 64 equal steps are finer than float32
+def test_a_table_survives_a_file(tmp_path, net, rows):
+    table = uniform_table(net, rows=rows)
+    path = save_table(tmp_path / "table.safetensors", table, {"by": "hand"})
+    assert load_table(path) == table
+    assert read_provenance(path) == {"by": "hand"}
+
+
+def test_a_file_edited_to_be_non_monotone_is_refused(tmp_path):
+    path = save_table(tmp_path / "table.safetensors", SMALL)
+    raw = path.read_bytes()
+    tensors = safetensors.numpy.load(raw)
+    size = int.from_bytes(raw[:8], "little")
+    metadata = msgspec.json.decode(raw[8 : 8 + size])["__metadata__"]
+    tensors["gains"][0] = 0.9
+    path.write_bytes(safetensors.numpy.save(tensors, metadata))
+    with pytest.raises(ValueError, match=r"table.safetensors: Expected rows of rising gain"):
+        load_table(path)
+
+
+@pytest.mark.parametrize("length", [0, 5, 100, -1])
+def test_the_error_for_a_truncated_file_names_it(tmp_path, length):
+    path = save_table(tmp_path / "table.safetensors", SMALL)
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ValueError, match=r"table\.safetensors: "):
+        load_table(path)
+
+
+def test_the_error_for_another_network_names_the_layer_that_differs(net):
+    other = elastic(digits_cnn(filters=(12, 20)), torch.zeros(1, 1, 28, 28))
+    with pytest.raises(ValueError, match=r"features\.3 20x12x5x5 .* here, features\.3 24x12x5x5"):
+        resolve_table(uniform_table(net), other)
+
+
+def test_the_same_network_at_another_image_size_is_refused(net):
+    other = elastic(digits_cnn(side=32), torch.zeros(1, 1, 32, 32))
+    with pytest.raises(ValueError, match=r"features\.0 12x1x5x5 \(\d+\) here"):
+        uniform_table(net).check_network(other)
+
+
+def test_sixty_four_rows_of_densenet_100_stay_under_30_kb(tmp_path):
+    net = elastic(densenet100(), torch.zeros(1, 3, 32, 32))
+    assert len(net.sites) == 99
+    vectors = round_rates(np.random.default_rng(0).uniform(0, 0.5, (64, 99)))
+    shares = tuple(np.linspace(0.3, 1.0, 64).tolist())
+    rates = tuple(map(tuple, vectors.tolist()))
+    table = ParetoTable(net.fingerprint, rates, shares, shares, shares, describe_layers(net), 1e9)
+    path = save_table(tmp_path / "table.safetensors", table, {"search": "x" * 900})
+    assert path.stat().st_size < 30_000
+    assert load_table(path) == table
+
+
+def test_equal_rates_rise_in_cost_to_the_full_network(net):
+    table = uniform_table(net)
+    assert all(before < after for before, after in pairwise(table.shares))
+    assert table.shares[-1] == 1.0
+    assert resolve_table(None, net) is table
+
+
+def test_a_table_is_read_without_pymoo_or_matplotlib(tmp_path):
+    save_table(tmp_path / "table.safetensors", SMALL)
+    code = (
+        "import sys; from pathlib import Path; from pliant import load_table;"
+        f"load_table(Path({str(tmp_path / 'table.safetensors')!r}));"
+        "print(sorted({'pymoo', 'matplotlib'} & set(sys.modules)))"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.strip() == "[]"

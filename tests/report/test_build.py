@@ -1,0 +1,146 @@
+"""A complete report: a self-contained page and the files beside it."""
+
+import csv
+import re
+import xml.etree.ElementTree
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tests.analysis.runs_on_disk import write_run
+
+from pliant.analysis.curves import draw_learning_curves
+from pliant.analysis.history import RecordDatabase, load_group_histories
+from pliant.analysis.pareto_plot import load_rate_vectors
+from pliant.analysis.runs import group_runs, load_runs
+from pliant.cli import main
+from pliant.report.build import write_report
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    runs = tmp_path_factory.mktemp("report") / "runs"
+    for seed in (0, 1):
+        write_run(runs / f"method=a,seed={seed}", [0.2, 0.4], late={(0, 7)}, seed=seed)
+    write_run(runs / "method=<b>", [0.3, 0.6], method={"type": "<script>"})
+    search = runs / "found"
+    search.mkdir()
+    table = {"rates": np.array([[0.5, 0.25], [0.0, 0.0]], np.float32)}
+    table |= {"shares": np.array([0.3, 1.0]), "gains": np.array([0.1, 0.2])}
+    save_file(table, search / "table.safetensors")
+    return runs
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    return write_report([folder], folder.parent / "out", target=0.3, command="pliant report <runs>")
+
+
+class PageReader(HTMLParser):
+    """Collect open tags, text alternatives and links."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.alts, self.links = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "link", "img"):
+            self.open.append(tag)
+        if tag == "img":
+            self.alts.append(dict(attrs)["alt"])
+        if tag == "a":
+            self.links.append(dict(attrs)["href"])
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_complete_and_every_figure_has_a_text_alternative(page):
+    text = page.read_text()
+    reader = PageReader()
+    reader.feed(text)
+    assert reader.open == []
+    # curves, trade-off, front and vectors, utilisation, two timelines
+    assert len(reader.alts) == 4 + 1 + 2 + 1 + 2
+    assert all(len(alt) > 40 for alt in reader.alts)
+    for link in reader.links:
+        if link.startswith("#"):
+            assert f'id="{link[1:]}"' in text
+        else:
+            assert (page.parent / link).is_file()
+    assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*//', text)
+
+
+def test_names_are_escaped(page):
+    text = page.read_text()
+    assert "<script>" not in text
+    assert "&lt;b&gt;" in text
+    assert "pliant run &lt;x&gt;.toml" in text
+    assert "pliant report &lt;runs&gt;" in text
+
+
+def test_every_figure_has_its_three_files(page):
+    slugs = {path.stem for path in page.parent.glob("*.png")}
+    assert {"accuracy-rounds", "accuracy-seconds", "accuracy-macs", "accuracy-bytes"} <= slugs
+    assert {"trade-off", "pareto", "utilisation", "timeline-0", "vectors-0"} <= slugs
+    for slug in slugs:
+        assert (page.parent / f"{slug}.png").read_bytes().startswith(b"\x89PNG")
+        xml.etree.ElementTree.parse(page.parent / f"{slug}.svg")
+        assert len(list(csv.reader((page.parent / f"{slug}.csv").read_text().splitlines()))) > 1
+
+
+def read_csv(page, name):
+    return list(csv.DictReader((page.parent / name).read_text().splitlines()))
+
+
+def test_the_csv_files_have_the_numbers_of_the_records(page):
+    rows = read_csv(page, "timeline-1.csv")
+    late = [row for row in rows if row["end"] == "late"]
+    assert [(row["round"], row["device"], row["start"]) for row in late] == [
+        ("1", "7", "0.0"),
+        ("1", "7", "0.4"),
+    ]
+    rounds = read_csv(page, "rounds.csv")
+    assert len(rounds) == 6
+    assert {row["accuracy"] for row in rounds} == {"0.2", "0.4", "0.3", "0.6"}
+    curve = read_csv(page, "accuracy-rounds.csv")
+    assert {row["accuracy"] for row in curve if row["group"] == "a"} == {"0.2", "0.4"}
+
+
+def test_the_same_runs_give_the_same_figure(page, folder):
+    database = RecordDatabase()
+    groups = load_group_histories(database, group_runs(load_runs([folder])))
+    database.close()
+    figure = draw_learning_curves(groups, "rounds")
+    assert figure.render("svg") == (page.parent / "accuracy-rounds.svg").read_bytes()
+    assert figure.format_csv() == (page.parent / "accuracy-rounds.csv").read_text()
+
+
+def test_tables_of_files_and_of_configs_are_found_once(folder):
+    (table,) = load_rate_vectors([folder, folder / "found"], [])
+    assert table.rates.tolist() == [[0.5, 0.25], [0.0, 0.0]]
+    assert table.gains.tolist() == [0.1, 0.2]
+
+
+def test_a_search_alone_makes_a_report(folder, tmp_path):
+    page = write_report([folder / "found"], tmp_path / "out")
+    assert "Pareto front" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "Expected at least one folder of runs"),
+        (["none"], "expected the folder of a run"),
+        (["."], "expected a finished round or a table, found neither"),
+        ([".", "--target", "1.5"], "Expected a target accuracy above 0 and up to 1, got 1.5"),
+    ],
+)
+def test_wrong_input_is_one_line_and_leaves_no_file(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *words]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pliant:")]
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert list(tmp_path.iterdir()) == []

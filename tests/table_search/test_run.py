@@ -1,0 +1,161 @@
+import random
+import subprocess
+import sys
+import time
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from tests.engine.small_runs import images, network
+from tests.table_search import search_once
+
+import pliant
+from pliant.nn.table_file import load_table, read_provenance
+from pliant.table_search import SearchSettings, StepTimeModel, SurrogateSearch, UniformRates
+from pliant.table_search.run import SNAPSHOT_FILE, TABLE_FILE, measure_vectors, search
+from pliant.table_search.short_training import Trial, TrialOutcome
+from pliant.table_search.trial_log import TRIALS_FILE, TrialLog, read_trials
+from pliant.workers.pool import ProcessWorkers
+
+pytest.importorskip("pymoo")
+ROOT = Path(__file__).parents[2]
+HEADER = b'{"type":"header","format":2}\n'
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Return the folder of an uninterrupted search."""
+    folder = tmp_path_factory.mktemp("finished")
+    search_once.run(folder)
+    return folder
+
+
+def read_files(folder):
+    return {name: (folder / name).read_bytes() for name in (TABLE_FILE, TRIALS_FILE, SNAPSHOT_FILE)}
+
+
+def test_every_training_is_logged_and_counted_once(finished):
+    records = read_trials(finished / TRIALS_FILE)
+    assert len({(record.rates, record.seed) for record in records}) == len(records)
+    assert read_provenance(finished / TABLE_FILE)["trainings"] == len(records)
+
+
+def test_the_table_rises_from_the_highest_rates_to_the_full_network(finished):
+    table = load_table(finished / TABLE_FILE)
+    assert table.rates[0] == (0.5, 0.5)
+    assert table.rates[-1] == (0.0, 0.0)
+    assert len(table.rates) == 8
+    assert table.shares[-1] == 1.0
+
+
+def test_a_finished_search_trains_nothing_again(finished, tmp_path):
+    before = read_files(finished)
+    search_once.run(finished)
+    assert read_files(finished) == before
+
+
+def test_worker_processes_write_the_same_files_as_one_process(finished, tmp_path):
+    search_once.run(tmp_path, workers=ProcessWorkers(count=2))
+    assert read_files(tmp_path) == read_files(finished)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_search_killed_at_any_point_ends_with_the_same_files(finished, tmp_path, kills):
+    rng = random.Random(kills)
+    trial_count = len(read_trials(finished / TRIALS_FILE))
+    path = tmp_path / TRIALS_FILE
+    command = [sys.executable, "-m", "tests.table_search.search_once", str(tmp_path)]
+    for number in range(kills):
+        process = subprocess.Popen(command, cwd=ROOT)
+        target = rng.randint(0, trial_count * (number + 1) // kills - 1)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if path.exists() and len(read_trials(path)) >= target:
+                time.sleep(rng.random() * 0.02)
+                break
+            time.sleep(0.005)
+        process.kill()
+        process.wait()
+    subprocess.run(command, check=True, cwd=ROOT)
+    assert read_files(tmp_path) == read_files(finished)
+
+
+def test_a_trial_with_a_corrupt_record_runs_again(finished, tmp_path):
+    header, *lines = (finished / TRIALS_FILE).read_bytes().splitlines(keepends=True)
+    assert header == HEADER
+    good = msgspec.json.decode(lines[9])
+    lines[9] = msgspec.json.encode(good | {"accuracy": 1.0}) + b"\n"
+    lines[11] = b"\x00\xff" + lines[11][2:]
+    lines[12] = lines[12][:30] + b"\n"
+    (tmp_path / TRIALS_FILE).write_bytes(header + b"".join(lines))
+    (tmp_path / SNAPSHOT_FILE).write_bytes(b"PLIANT broken")
+    search_once.run(tmp_path)
+    assert read_files(tmp_path)[TABLE_FILE] == read_files(finished)[TABLE_FILE]
+    assert read_files(tmp_path)[SNAPSHOT_FILE] == read_files(finished)[SNAPSHOT_FILE]
+    assert len(read_trials(tmp_path / TRIALS_FILE)) == len(lines)
+
+
+def test_every_record_has_the_cost_of_its_vector(finished):
+    net = pliant.elastic(network(), torch.zeros(1, 1, 16, 16))
+    for record in read_trials(finished / TRIALS_FILE):
+        share = net.macs(record.rates, training=True) / net.macs(0.0, training=True)
+        assert record.cost == share
+
+
+def test_a_record_without_a_cost_is_read_and_one_with_a_wrong_digest_is_not(tmp_path):
+    old = b'{"context":"a","rates":[0.5,0.0],"seed":7,"accuracy":0.25,"loss":1.5,"check":""}'
+    check = blake2b(old, digest_size=8).hexdigest().encode()
+    wrong = old.replace(b'"check":""', b'"check":"0123456789abcdef"')
+    right = old.replace(b'""', b'"%s"' % check)
+    (tmp_path / TRIALS_FILE).write_bytes(HEADER + right + b"\n" + wrong + b"\n")
+    assert [record.seed for record in read_trials(tmp_path / TRIALS_FILE)] == [7]
+    log = TrialLog("a", tmp_path)
+    assert log.get(Trial((0.5, 0.0), 7)) == TrialOutcome(0.25, 1.5)
+    log.close()
+
+
+def test_records_of_another_objective_are_not_used(finished, tmp_path):
+    (tmp_path / TRIALS_FILE).write_bytes((finished / TRIALS_FILE).read_bytes())
+    objective = msgspec.structs.replace(search_once.SETTINGS.objective, batches=3)
+    settings = msgspec.structs.replace(
+        search_once.SETTINGS, algorithm=UniformRates(3), objective=objective
+    )
+    count = len(read_trials(finished / TRIALS_FILE))
+    search(network(), images(80), settings, folder=tmp_path)
+    assert len(read_trials(tmp_path / TRIALS_FILE)) == count + 3 * 2 + 3 * 2
+
+
+def test_in_python_a_table_takes_one_line():
+    settings = SearchSettings(
+        algorithm=SurrogateSearch(min_design=6, rounds=1, per_round=3, vectors=4),
+        objective=search_once.SETTINGS.objective,
+        corner_seeds=2,
+        fresh_seeds=1,
+        rows=6,
+    )
+    table = pliant.search(network(), images(80), settings)
+    assert len(table.rates) == 6
+    table.check_network(pliant.elastic(network(), torch.zeros(1, 1, 16, 16)))
+
+
+def test_with_a_profile_both_costs_are_in_the_table():
+    settings = msgspec.structs.replace(
+        search_once.SETTINGS,
+        algorithm=UniformRates(4),
+        cost="seconds",
+        profile=StepTimeModel(start=1e-3, per_mac=1e-9, per_byte=1e-9, batch=8),
+    )
+    table = search(network(), images(80), settings)
+    assert len(table.seconds) == len(table.shares) == len(table.rates)
+    with pytest.raises(ValueError, match="Expected a profile"):
+        msgspec.structs.replace(search_once.SETTINGS, cost="seconds")
+
+
+def test_the_measured_corners_have_cost_one_and_zero():
+    corners = np.array([[0.0, 0.0], [0.5, 0.5]])
+    points = measure_vectors(network(), images(80), search_once.SETTINGS, corners, (1, 2, 3))
+    assert points[0].tolist() == [1.0, 0.0]
+    assert points[1, 0] == 0.0

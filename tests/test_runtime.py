@@ -1,0 +1,42 @@
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from pliant import runtime
+
+CHURN = """
+import ctypes, resource, sys
+from pliant import runtime
+if sys.argv[1] == "retain":
+    assert runtime.retain_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+size = 16 * 2**20
+first = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    block = libc.malloc(size)
+    ctypes.memset(block, 1, size)
+    libc.free(block)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - first)
+"""
+PAGES = 16 * 2**20 // resource.getpagesize()
+
+
+def count_page_faults(mode):
+    command = [sys.executable, "-c", CHURN, mode]
+    env = {"MALLOC_TRIM_THRESHOLD_": "131072"}  # the default before glibc adapts it
+    process = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    return int(process.stdout)
+
+
+@pytest.mark.skipif(not runtime.retain_freed_memory(), reason="the C library is not glibc")
+def test_freed_memory_is_retained_for_the_next_step():
+    assert count_page_faults("retain") < 3 * PAGES
+    assert count_page_faults("plain") > 15 * PAGES  # each of 20 blocks faults in again
+
+
+def test_releasing_memory_does_not_fail():
+    runtime.release_freed_memory()

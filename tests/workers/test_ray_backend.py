@@ -1,0 +1,132 @@
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.workers.worker_jobs import Train, build_context, execute, no_context, run_rounds, train
+
+from pliant.workers.pool import InlineWorkers, RayWorkers, open_pool
+
+HERE = Path(__file__).parent
+NODE = ["--block", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--object-store-memory=100000000"]
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Start two nodes with one CPU each that require a token; return address and environment."""
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        environment = os.environ | {
+            "HOME": folder,
+            "PYTHONPATH": str(HERE.parents[1]),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        port, client = free_ports(2)
+        address = f"127.0.0.1:{port}"
+        nodes = []
+        try:
+            for arguments in (
+                [
+                    "--head",
+                    f"--port={port}",
+                    f"--ray-client-server-port={client}",
+                    "--include-dashboard=false",
+                    f"--temp-dir={folder}",  # socket paths must be short
+                ],
+                [f"--address={address}"],
+            ):
+                log = Path(folder, f"node{len(nodes)}.log")
+                with log.open("w") as out:
+                    command = [sys.executable, "-m", "ray.scripts.scripts", "start"]
+                    nodes.append(
+                        subprocess.Popen(
+                            [*command, *NODE, *arguments], env=environment, stdout=out, stderr=out
+                        )
+                    )
+                wait_for_line(log, "will now block forever", nodes[-1])
+            yield address, environment
+        finally:
+            stop(nodes)
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [server.getsockname()[1] for server in sockets]
+    for server in sockets:
+        server.close()
+    return ports
+
+
+def wait_for_line(log, text, process, seconds=60.0):
+    end = time.monotonic() + seconds
+    while text not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.1)
+
+
+def stop(nodes):
+    """Stop the nodes and all processes that they started."""
+    children = []
+    for node in nodes:
+        children += psutil.Process(node.pid).children(recursive=True)
+    for node in reversed(nodes):
+        node.terminate()
+    for node in nodes:
+        node.wait(20)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=10)
+
+
+def run_driver(address, environment, folder):
+    return subprocess.run(
+        [sys.executable, HERE / "ray_driver.py", address, folder],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_two_nodes_give_the_bits_of_inline_with_and_without_a_kill(cluster, tmp_path):
+    process = run_driver(*cluster, tmp_path)
+    assert process.returncode == 0, process.stderr
+    report = json.loads(process.stdout.splitlines()[-1])
+    with open_pool(InlineWorkers(), build_context, train) as pool:
+        expected = run_rounds(pool, [Train(device, steps=1 + device % 3) for device in range(6)])
+    assert report["hash"] == expected
+    assert report["killed"] == expected
+    assert (tmp_path / "flag").exists()
+    assert report["count"] == len(report["nodes"]) == 2
+    assert "no job" in report["note"]
+
+
+@pytest.mark.slow  # Ray retries for 20 s
+def test_a_wrong_token_is_refused(cluster, tmp_path):
+    address, environment = cluster
+    process = run_driver(address, environment | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}, tmp_path)
+    assert process.returncode == 1
+    assert f"ConnectionError: no Ray cluster answers at {address}" in process.stderr
+
+
+def test_an_address_where_nothing_listens_is_a_clear_error():
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    for url in (address, f"ray://{address}"):
+        with (
+            pytest.raises(ConnectionError, match=f"no Ray cluster answers at {url}: .*refused"),
+            open_pool(RayWorkers(address=url), no_context, execute),
+        ):
+            pass
