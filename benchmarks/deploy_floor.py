@@ -55,10 +55,9 @@ def run_server(grid: Grid, context: Context) -> None:
     from pliant.deploy.messages import TrainRequest, encode_message
     from pliant.deploy.server.rounds import serve
     from pliant.deploy.settings import ServerSettings
-    from pliant.engine.local_work import WorkerContext, make_example_input
+    from pliant.engine.local_work import build_context
     from pliant.experiment.build import build_experiment
     from pliant.experiment.config import load_run_config
-    from pliant.nn.elastic import elastic
     from pliant.params import get_params
     from pliant.value import encode
 
@@ -67,8 +66,7 @@ def run_server(grid: Grid, context: Context) -> None:
     torch.set_num_threads(1)
     experiment = load_run_config(folder)
     net, data = build_experiment(experiment)
-    method = experiment.federated_method
-    worker_context = WorkerContext(elastic(net, make_example_input(data)), data, method)
+    worker_context = build_context(net, data, experiment.federated_method)
     hello = encode_message(TrainRequest("hello", encode(experiment), -1))
     request = TrainRequest("train", encode(experiment), 0)
     size = len(encode_message(request, {"params": get_params(net)}))
@@ -108,7 +106,7 @@ def make_messages(grid: Grid, size: int) -> list[Message]:
 
 def run_bare_round(grid: Grid, size: int) -> None:
     """Do what `send_and_receive` does, but poll as often as pliant."""
-    from pliant.deploy.server.run_state import POLL_SECONDS
+    from pliant.deploy.server.rounds import POLL_SECONDS
 
     waiting = set(grid.push_messages(make_messages(grid, size)))
     while True:

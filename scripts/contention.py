@@ -34,11 +34,10 @@ from pliant.deploy.server.transport import RawReply
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.child_process import ChildProcess, make_process_env
 from pliant.engine.ledger import TaskRecord, verify_records
-from pliant.engine.local_work import WorkerContext, make_example_input
+from pliant.engine.local_work import WorkerContext, build_context
 from pliant.engine.run_store import read_records
 from pliant.experiment.build import build_experiment
 from pliant.experiment.config import Experiment
-from pliant.nn.elastic import elastic
 from pliant.value import decode, encode
 
 FULL_SHARE = 0.85  # of a round's time that the full network needs when undisturbed
@@ -98,7 +97,8 @@ class SocketTransport:
             return connection.recv_bytes()
 
     def _request(self, device: int, request: bytes) -> None:
-        self._replies.append(RawReply(device, self.call(device, request)))
+        raw = self.call(device, request)
+        self._replies.append(RawReply(device, raw))  # the list may have been replaced meanwhile
 
     def _disturb(self, start: float) -> None:
         time.sleep(max(0.0, start + FROM * self._seconds - time.monotonic()))
@@ -189,10 +189,7 @@ def run_experiment(
     try:
         for device in range(3):  # they build the network and calibrate
             transport.call(device, encode_message(TrainRequest("hello", encode(experiment), -1)))
-        net, data = build_experiment(experiment)
-        context = WorkerContext(
-            elastic(net, make_example_input(data)), data, experiment.federated_method
-        )
+        context = build_context(*build_experiment(experiment), experiment.federated_method)
         run_folder = folder / name
         settings = ServerSettings(allowance=seconds, retries=experiment.rounds)
         for _ in serve(

@@ -23,10 +23,10 @@ from pliant.devices import SteppedTrace as SteppedTrace
 from pliant.engine.evaluation import Evaluation as Evaluation
 from pliant.engine.ledger import RoundRecord as RoundRecord
 from pliant.engine.ledger import TaskRecord as TaskRecord
+from pliant.engine.round_loop import RunSettings as RunSettings
 from pliant.engine.round_rules import RoundRules as RoundRules
 from pliant.engine.run_store import load_trained_params as load_trained_params
 from pliant.engine.run_store import read_records as read_records
-from pliant.engine.simulate import RunSettings as RunSettings
 from pliant.engine.simulate import simulate as simulate
 from pliant.engine.split_loop import estimate_split_cost as estimate_split_cost
 from pliant.engine.split_loop import simulate_split as simulate_split

@@ -10,12 +10,11 @@ from pliant.deploy.device.host import Limits
 from pliant.deploy.server.rounds import serve
 from pliant.deploy.server.transport import RawReply
 from pliant.deploy.settings import ServerSettings
-from pliant.engine.local_work import WorkerContext, make_example_input
+from pliant.engine.local_work import WorkerContext, build_context
 from pliant.engine.run_store import read_records
 from pliant.engine.simulate import simulate
 from pliant.experiment.build import build_experiment
 from pliant.experiment.config import Experiment
-from pliant.nn.elastic import elastic
 from pliant.value import decode
 
 
@@ -74,21 +73,19 @@ def build_once(experiment):
 ELASTIC = {}
 
 
-def elastic_once(net, example):
+def build_context_once(net, data, method):
     """Make a network elastic once; training does not change it."""
     if id(net) not in ELASTIC:
-        ELASTIC[id(net)] = elastic(net, example)
-    return ELASTIC[id(net)]
+        ELASTIC[id(net)] = build_context(net, data, method).net
+    return WorkerContext(ELASTIC[id(net)], data, method)
 
 
 agent_module.build_experiment = build_once
-agent_module.elastic = elastic_once
+agent_module.build_context = build_context_once
 
 
 def make_context(experiment):
-    net, data = build_once(experiment)
-    net = elastic_once(net, make_example_input(data))
-    return WorkerContext(net, data, experiment.federated_method)
+    return build_context_once(*build_once(experiment), experiment.federated_method)
 
 
 def make_devices(experiment, folder, limits=None):

@@ -9,9 +9,10 @@ from pliant.data import Iid, ImageDataset
 from pliant.data.federated import TrainTestData
 from pliant.devices import FULL_NETWORK, ChangingTrace, Fleet
 from pliant.engine.evaluation import Evaluation
+from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import read_records
-from pliant.engine.simulate import RunSettings, simulate
+from pliant.engine.simulate import simulate
 from pliant.methods import FedAvg, LocalTraining
 from pliant.methods.base import ServerState, Update, train_locally
 from pliant.nn.models import digits_cnn

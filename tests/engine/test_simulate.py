@@ -20,9 +20,10 @@ from tests.engine.small_runs import (
 from pliant.devices import ChangingTrace, ConstantTrace, DeviceClass, Fleet, OnOffWindows
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import TaskRecord, verify_records
+from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import load_trained_params
-from pliant.engine.simulate import RunSettings, simulate
+from pliant.engine.simulate import simulate
 from pliant.methods import Distreal
 from pliant.params import digest, get_params
 from pliant.workers.pool import ProcessWorkers

@@ -8,8 +8,9 @@ from pliant.data import Iid, ImageDataset
 from pliant.data.federated import TrainTestData
 from pliant.devices import ChangingTrace, ConstantTrace, Fleet
 from pliant.engine.evaluation import Evaluation
+from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
-from pliant.engine.simulate import RunSettings, simulate
+from pliant.engine.simulate import simulate
 from pliant.methods import (
     Coherent,
     Distreal,

@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
     for seed in (0, 1):
         write_run(runs / f"method=a,seed={seed}", [0.2, 0.4], late={(0, 7)}, seed=seed)
     write_run(runs / "method=<b>", [0.3, 0.6], method={"type": "<script>"})
-    search = runs / "found"
+    search = runs / "search"
     search.mkdir()
     table = {"rates": np.array([[0.5, 0.25], [0.0, 0.0]], np.float32)}
     table |= {"shares": np.array([0.3, 1.0]), "gains": np.array([0.1, 0.2])}
@@ -117,14 +117,14 @@ def test_the_same_runs_give_the_same_figure(page, folder):
     assert figure.format_csv() == (page.parent / "accuracy-rounds.csv").read_text()
 
 
-def test_tables_of_files_and_of_configs_are_found_once(folder):
-    (table,) = load_rate_vectors([folder, folder / "found"], [])
+def test_a_table_found_twice_is_loaded_once(folder):
+    (table,) = load_rate_vectors([folder, folder / "search"], [])
     assert table.rates.tolist() == [[0.5, 0.25], [0.0, 0.0]]
     assert table.gains.tolist() == [0.1, 0.2]
 
 
 def test_a_search_alone_makes_a_report(folder, tmp_path):
-    page = write_report([folder / "found"], tmp_path / "out")
+    page = write_report([folder / "search"], tmp_path / "out")
     assert "Pareto front" in page.read_text()
 
 

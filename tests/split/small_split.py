@@ -8,7 +8,7 @@ import torch
 from pliant.data import FederatedData, ImageDataset
 from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation
-from pliant.engine.simulate import RunSettings
+from pliant.engine.round_loop import RunSettings
 from pliant.engine.split_loop import simulate_split
 from pliant.nn.models import lenet
 from pliant.split import AdaSplit, SplitTraining

@@ -51,7 +51,7 @@ def test_the_table_rises_from_the_highest_rates_to_the_full_network(finished):
     assert table.shares[-1] == 1.0
 
 
-def test_a_finished_search_trains_nothing_again(finished, tmp_path):
+def test_a_finished_search_trains_nothing_again(finished):
     before = read_files(finished)
     search_once.run(finished)
     assert read_files(finished) == before

@@ -1,4 +1,4 @@
-"""Draw how much of the devices' compute was useful, wasted or idle."""
+"""Draw how much of the devices' compute was useful, wasted or unused."""
 
 from pliant.analysis.history import GroupHistory
 from pliant.analysis.style import ReportFigure, format_percent, make_figure

@@ -23,7 +23,8 @@ from pliant.data.federated import TrainTestData
 from pliant.devices import FULL_NETWORK, BudgetPolicy, ChangingTrace, CostRows, Fleet, PerBatch
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import RoundRecord
-from pliant.engine.simulate import RunSettings, simulate
+from pliant.engine.round_loop import RunSettings
+from pliant.engine.simulate import simulate
 from pliant.engine.timetable import build_timetable, make_tasks
 from pliant.methods import FedAvg, LocalTraining
 from pliant.methods.base import Method, ServerState, Step, Task, TaskKey, Update

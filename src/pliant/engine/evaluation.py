@@ -127,18 +127,16 @@ def _predict(
     data: FederatedData,
     batches: Sequence[slice | Tensor],
     evaluation: Evaluation,
-) -> list[Tensor]:
-    """Return the logits of each batch of test images."""
-    ready_params = _set_norm_statistics(net, params, data, evaluation)
+) -> Iterator[Tensor]:
+    """Yield the logits of each batch of test images."""
+    settled = _set_norm_statistics(net, params, data, evaluation)
     was_training = net.training
     net.eval()
-    predictions = []
     try:
-        with torch.no_grad(), FastLrnMode():
-            for rows in batches:
-                x = data.test.get_normalised(rows).contiguous(memory_format=torch.channels_last)
-                output: Any = functional_call(net, ready_params, (x,))
-                predictions.append(output[0] if isinstance(output, tuple) else output)
+        for rows in batches:
+            x = data.test.get_normalised(rows).contiguous(memory_format=torch.channels_last)
+            with torch.no_grad(), FastLrnMode():
+                output: Any = functional_call(net, settled, (x,))
+            yield output[0] if isinstance(output, tuple) else output
     finally:
         net.train(was_training)
-    return predictions

@@ -1,13 +1,16 @@
-"""The mini-batches of a task: their sizes, their costs and the subnets that train on them."""
+"""Local work: the mini-batches of a task, their costs and the subnets that train on them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pliant.data import FederatedData, make_batches
 from pliant.methods.base import (
-    LocalTraining,
+    HasStepCost,
     Method,
     SelectsFilters,
     Step,
@@ -20,25 +23,84 @@ from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
 
+EXTRA_PREFIX = "extra/"  # of tensors sent along with the network
+
+InputFactory = Callable[[], tuple[nn.Module, FederatedData]]
+RowAndMacs = tuple[int, float]  # the row of a step and its planned MACs
+
+
+@dataclass(frozen=True, eq=False)
+class LocalWork:
+    """The mini-batch sizes of one task, and the MACs per sample of the full network."""
+
+    sizes: tuple[int, ...]
+    full_macs: float
+
+    def macs_left(self, step: int) -> float:
+        """Return the full network's MACs of a step and all later ones."""
+        return self.full_macs * sum(self.sizes[step:])
+
 
 @dataclass(frozen=True, eq=False)
 class WorkerContext:
-    """The network, data and method that a worker keeps between jobs."""
+    """The network, data and method of a run, as its workers, devices and server hold them."""
 
     net: Elastic
     data: FederatedData
     method: Method
 
+    @cached_property
+    def full_macs(self) -> float:
+        """Return the MACs per sample of a training step of the full network."""
+        return self.net.macs(self.net.full, training=True)
 
-EXTRA_PREFIX = "extra/"  # of tensors sent along with the network
+    @cached_property
+    def _cost_method(self) -> HasStepCost | None:
+        # Checked once: isinstance with a protocol takes longer than the rest of `step_macs`.
+        return self.method if isinstance(self.method, HasStepCost) else None
 
-WorkerInputFactory = Callable[[], tuple[nn.Module, FederatedData]]
+    @cached_property
+    def _data_summaries(self) -> dict[int, tuple[int, tuple[int, ...]]]:
+        return {}
+
+    def get_share(self, device: int) -> NDArray[np.int64]:
+        """Return the indices of a device's samples."""
+        return self.data.shares[device % len(self.data)]
+
+    def summarise_data(self, device: int) -> tuple[int, tuple[int, ...]]:
+        """Return the number of samples on a device, and their classes."""
+        index = device % len(self.data)
+        if index not in self._data_summaries:
+            share = self.data.shares[index]
+            classes = np.unique(self.data.train.labels.numpy()[share])
+            self._data_summaries[index] = len(share), tuple(classes.tolist())
+        return self._data_summaries[index]
+
+    def plan_work(self, device: int) -> LocalWork:
+        """Return the mini-batches of a device's task."""
+        local = self.method.local
+        full_batches, rest = divmod(len(self.get_share(device)), local.batch)
+        epoch = [local.batch] * full_batches + ([rest] if rest else [])
+        return LocalWork(tuple(epoch * local.epochs), self.full_macs)
+
+    def step_macs(self, row: int, key: TaskKey, step: int) -> float:
+        """Return the MACs per sample of a training step."""
+        if self._cost_method is not None:
+            return self._cost_method.macs(self.net, row, key, step)
+        subnet = self.method.select_subnet(self.net, row, key, step)
+        if subnet is self.net.full:
+            return self.full_macs
+        return self.net.macs(subnet, training=True)
 
 
-def build_context(make_inputs: WorkerInputFactory, method: Method) -> WorkerContext:
-    """Build the context of a worker."""
-    net, data = make_inputs()
+def build_context(net: nn.Module, data: FederatedData, method: Method) -> WorkerContext:
+    """Make a network elastic for its data and method."""
     return WorkerContext(elastic(net, make_example_input(data)), data, method)
+
+
+def build_worker_context(make_inputs: InputFactory, method: Method) -> WorkerContext:
+    """Build the context of a worker from its own copy of the inputs."""
+    return build_context(*make_inputs(), method)
 
 
 def make_example_input(data: FederatedData) -> Tensor:
@@ -67,7 +129,10 @@ class Job:
 def run_job(context: WorkerContext, shared: Params, job: Job) -> Update:
     """Train one task; `shared` holds the network and, under `EXTRA_PREFIX`, what else is sent."""
     task = make_task(context.method, context.net, shared, job)
-    return context.method.train(context.net, task, iter_steps(context, job))
+    planned = [*zip(job.rows, job.macs, strict=True), None]
+    return context.method.train(
+        context.net, task, iter_steps(context, job.key, planned.__getitem__)
+    )
 
 
 def make_task(method: Method, net: Elastic, shared: Params, job: Job) -> Task:
@@ -91,38 +156,23 @@ def make_task(method: Method, net: Elastic, shared: Params, job: Job) -> Task:
     )
 
 
-def iter_steps(context: WorkerContext, job: Job) -> Iterator[Step]:
-    """Yield the mini-batches of a job with their subnets."""
-    local, key = context.method.local, job.key
-    share = context.data.shares[key.device % len(context.data)]
-    steps_per_epoch = -(-len(share) // local.batch)
-    for number, (row, macs) in enumerate(zip(job.rows, job.macs, strict=True)):
+def iter_steps(
+    context: WorkerContext, key: TaskKey, choose: Callable[[int], RowAndMacs | None]
+) -> Iterator[Step]:
+    """Yield mini-batches with their subnets; `choose` is called for each one as it is requested."""
+    batch, share = context.method.local.batch, context.get_share(key.device)
+    steps_per_epoch = -(-len(share) // batch)
+    number = 0
+    while (choice := choose(number)) is not None:
+        row, macs = choice
         epoch, index = divmod(number, steps_per_epoch)
         if index == 0:
             batches = make_batches(
-                context.data.train, share, local.batch, key.seed, key.round, key.device, epoch
+                context.data.train, share, batch, key.seed, key.round, key.device, epoch
             )
         x, y = batches[index]
         yield Step(x, y, context.method.select_subnet(context.net, row, key, number), macs)
-
-
-@dataclass(frozen=True, eq=False)
-class LocalWork:
-    """The mini-batch sizes of one task, and the MACs per sample of the full network."""
-
-    sizes: tuple[int, ...]
-    full_macs: float
-
-    def macs_left(self, step: int) -> float:
-        """Return the full network's MACs of a step and all later ones."""
-        return self.full_macs * sum(self.sizes[step:])
-
-
-def make_local_work(samples: int, local: LocalTraining, full_macs: float) -> LocalWork:
-    """Return the mini-batches of a device with this many samples."""
-    full_batches, rest = divmod(samples, local.batch)
-    epoch = [local.batch] * full_batches + ([rest] if rest else [])
-    return LocalWork(tuple(epoch * local.epochs), full_macs)
+        number += 1
 
 
 def redraw_subnets(

@@ -13,9 +13,9 @@ from pliant.data import FederatedData, ImageDataset
 from pliant.devices import Fleet
 from pliant.engine.evaluation import PersonalScore, measure_accuracy
 from pliant.engine.ledger import RoundRecord, TaskRecord, sum_tasks
+from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import sample_dropout_times
 from pliant.engine.run_store import RunState, RunStore
-from pliant.engine.simulate import RunSettings
 from pliant.engine.split_virtual import MessageHook, VirtualEnvironment
 from pliant.methods.base import ServerState
 from pliant.params import Params, digest

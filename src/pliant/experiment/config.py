@@ -10,9 +10,9 @@ import msgspec
 from pliant.data import AnyPartition, Iid
 from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation
+from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.selection import Selection
-from pliant.engine.simulate import RunSettings
 from pliant.experiment.user_code import is_user_function, make_absolute
 from pliant.methods import AnyMethod
 from pliant.methods.validation import ValidationPolicy

@@ -1,1 +1,1 @@
-"""Reports: what runs have come to, as one HTML file with its pictures and tables beside it."""
+"""Reports of runs: one HTML file, with its figures and tables beside it."""

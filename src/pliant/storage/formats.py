@@ -24,7 +24,7 @@ format 1 of an older pliant; run the experiment again in a new folder
     advice: str
 
     def check(self, number: object, path: Path | str) -> None:
-        """Refuse a file whose number is not ours; files from before there were numbers have none."""
+        """Refuse a file with another number, or with none, as the first files had."""
         if number == self.number:
             return
         other = 1 if number is None else number

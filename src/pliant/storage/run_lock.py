@@ -22,7 +22,8 @@ class RunLock:
         except OSError:
             self._file.close()
             raise BlockingIOError(
-                f"{folder}: in use by {_describe_owner(folder / name)}; wait for it to end, or stop it"
+                f"{folder}: in use by {_describe_owner(folder / name)}; "
+                "wait for it to end, or stop it"
             ) from None
         self._file.truncate(0)
         self._file.write(str(os.getpid()).encode())

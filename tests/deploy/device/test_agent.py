@@ -15,12 +15,9 @@ from pliant.deploy.device.agent import DeviceAgent, localise_config
 from pliant.deploy.device.host import HostStatus, Limits
 from pliant.deploy.device.worker import ARRIVAL_HEADER, DeviceWorkerSetup, run_worker
 from pliant.deploy.messages import TrainRequest, decode_reply, encode_message
-from pliant.deploy.server.run_state import ServerRun, make_requests
+from pliant.deploy.server.rounds import DeviceTransport, make_run
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.step_times import StepTimeCurve
-from pliant.engine.run_store import RunState
-from pliant.methods.base import ServerState
-from pliant.params import get_params
 from pliant.value import encode
 
 IDLE_HOST = HostStatus(cores=1.0, load=0.0, battery=None, is_charging=None, is_hot=False)
@@ -45,26 +42,23 @@ def clock(monkeypatch):
     monkeypatch.setattr(agent_module, "read_host", lambda: IDLE_HOST)
     line = np.array([0.05, 1.0])
     monkeypatch.setattr(agent_module, "load_or_calibrate", lambda *_: StepTimeCurve(line, line))
-    iter_paced_steps, clock = agent_module.iter_paced_steps, Clock()
+    iter_steps, clock = agent_module.iter_steps, Clock()
 
-    def iter_timed_steps(context, key, pacer):
-        full_macs = context.net.macs(context.net.full, training=True)
-        for step in iter_paced_steps(context, key, pacer):
+    def iter_timed_steps(context, key, choose):
+        for step in iter_steps(context, key, choose):
             yield step
-            clock.now += step.macs / full_macs / 16
+            clock.now += step.macs / context.full_macs / 16
 
-    monkeypatch.setattr(agent_module, "iter_paced_steps", iter_timed_steps)
+    monkeypatch.setattr(agent_module, "iter_steps", iter_timed_steps)
     return clock
 
 
 def make_request(experiment, hello_reply=None):
     context = make_context(experiment)
-    state = RunState(0, 0.0, ServerState(get_params(context.net.module)), {})
-    transport = SimpleNamespace(hello_replies={} if hello_reply is None else {0: hello_reply})
-    run = ServerRun(
-        experiment, context, transport, ServerSettings(), state, time.monotonic, time.sleep
-    )
-    return make_requests(run, 0, [0])[0]
+    messages = SimpleNamespace(hello_replies={} if hello_reply is None else {0: hello_reply})
+    transport = DeviceTransport(experiment, ServerSettings(), messages)
+    transport.prepare(make_run(experiment, context), [0])
+    return transport.requests[0]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])

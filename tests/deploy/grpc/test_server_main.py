@@ -14,7 +14,7 @@ from tests.deploy.grpc_in_process import (
 )
 
 from pliant.deploy.grpc import server_main
-from pliant.deploy.server.run_state import NotEnoughDevices
+from pliant.deploy.server.rounds import NotEnoughDevices
 from pliant.engine.ledger import verify_records
 from pliant.engine.run_store import read_records
 

@@ -1,7 +1,5 @@
 """Every kind of bad reply is refused with a reason."""
 
-import time
-
 import pytest
 from tests.deploy.bad_replies import BAD_REPLIES, set_fields
 from tests.deploy.in_process import (
@@ -12,13 +10,10 @@ from tests.deploy.in_process import (
 )
 
 from pliant.deploy.server.reply_validation import check_reply
-from pliant.deploy.server.run_state import ServerRun, make_requests
+from pliant.deploy.server.rounds import DeviceTransport, make_run
 from pliant.deploy.server.transport import RawReply
 from pliant.deploy.settings import ServerSettings
-from pliant.engine.run_store import RunState
-from pliant.methods.base import ServerState
 from pliant.methods.validation import ValidationPolicy
-from pliant.params import get_params
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +21,10 @@ def exchange(tmp_path_factory):
     """Return a context, the request to device 1, and its honest reply."""
     experiment = make_experiment()
     context = make_context(experiment)
-    state = RunState(0, 0.0, ServerState(get_params(context.net.module)), {})
     devices = make_devices(experiment, tmp_path_factory.mktemp("devices"))
-    transport = InProcessTransport(devices)
-    run = ServerRun(
-        experiment, context, transport, ServerSettings(), state, time.monotonic, time.sleep
-    )
-    request = make_requests(run, 0, [1])[1]
+    transport = DeviceTransport(experiment, ServerSettings(), InProcessTransport(devices))
+    transport.prepare(make_run(experiment, context), [1])
+    request = transport.requests[1]
     return context, request, devices[1].handle_request(request.raw)
 
 

@@ -1,17 +1,15 @@
 """Run training requests on a live device."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 
-from pliant.data import make_batches
 from pliant.deploy.device.calibration import (
     load_or_calibrate,
     make_example_batch,
@@ -39,13 +37,12 @@ from pliant.deploy.messages import (
 )
 from pliant.deploy.settings import Pace
 from pliant.deploy.step_times import StepTimeCurve
-from pliant.engine.local_work import LocalWork, WorkerContext, make_example_input, make_local_work
+from pliant.engine.local_work import LocalWork, WorkerContext, build_context, iter_steps
 from pliant.experiment.build import build_experiment
 from pliant.experiment.config import Experiment
 from pliant.experiment.user_code import is_user_function
-from pliant.methods.base import Step, Task, TaskKey, Update
+from pliant.methods.base import Task, TaskKey, Update
 from pliant.methods.error_feedback import compress_update
-from pliant.nn.elastic import elastic
 from pliant.value import decode
 
 ENCODE_SECONDS = 0.1  # assumed time to encode a reply, until it has been measured
@@ -59,7 +56,6 @@ class LoadedExperiment:
     pace: Pace
     experiment: Experiment
     context: WorkerContext
-    full_macs: float  # MACs of a training step at full width, per sample
     curves: dict[int, StepTimeCurve] = field(default_factory=dict)  # by device
     slowdown: float | None = None  # at the end of the last round, if there was one
 
@@ -111,20 +107,15 @@ class DeviceAgent:
         key = sha256(msgspec.json.encode(config)).hexdigest()[:16]
         if self._loaded is None or (self._loaded.digest, self._loaded.pace) != (key, pace):
             experiment = decode(localise_config(config, self._limits, pace), Experiment)
-            net, data = build_experiment(experiment)
-            context = WorkerContext(
-                elastic(net, make_example_input(data)), data, experiment.federated_method
-            )
-            full_macs = context.net.macs(context.net.full, training=True)
-            self._loaded = LoadedExperiment(key, pace, experiment, context, full_macs)
+            context = build_context(*build_experiment(experiment), experiment.federated_method)
+            self._loaded = LoadedExperiment(key, pace, experiment, context)
         return self._loaded
 
     def _load_curve(self, loaded: LoadedExperiment, device: int) -> StepTimeCurve:
         """Return how long mini-batches take on this machine when nothing else runs."""
         if device not in loaded.curves:
             context, batch = loaded.context, loaded.context.method.local.batch
-            share = context.data.shares[device % len(context.data)]
-            samples = context.data.train.select(share[:batch])
+            samples = context.data.train.select(context.get_share(device)[:batch])
             x, y = make_example_batch(samples.get_normalised(), samples.labels, batch)
             loaded.curves[device] = load_or_calibrate(context.net, x, y, self._folder)
         return loaded.curves[device]
@@ -138,8 +129,7 @@ class DeviceAgent:
     ) -> bytes:
         context, experiment = loaded.context, loaded.experiment
         key = TaskKey(experiment.seed, request.round, request.device)
-        share = context.data.shares[request.device % len(context.data)]
-        work = make_local_work(len(share), context.method.local, loaded.full_macs)
+        work = context.plan_work(request.device)
         store = DeviceStateStore(self._folder / loaded.digest)
         device_state, residual = store.load(request.merged_round)
         row = 0 if request.row is None else request.row
@@ -150,11 +140,10 @@ class DeviceAgent:
             context.method.subnet_to_send(context.net, row, key),
             tensors.get(EXTRA, {}),
             device_state,
-            len(share),
-            tuple(np.unique(context.data.train.labels.numpy()[share]).tolist()),
+            *context.summarise_data(request.device),
         )
         pacer = self._make_pacer(loaded, request, work, arrived_at)
-        update = context.method.train(context.net, task, iter_paced_steps(context, key, pacer))
+        update = context.method.train(context.net, task, iter_steps(context, key, pacer.choose))
         is_late = experiment.rules.late == "discard" and update.steps < len(work.sizes)
         if isinstance(pacer, MeasuredPacer):
             loaded.slowdown = pacer.slowdown
@@ -217,25 +206,6 @@ class DeviceAgent:
             cpu_share=compute_cpu_share(self._limits, host),
             sleep=self._sleep,
         )
-
-
-def iter_paced_steps(
-    context: WorkerContext, key: TaskKey, pacer: "MeasuredPacer | SimulatedPacer"
-) -> Iterator[Step]:
-    """Yield mini-batches, choosing the subnet of each only when it is requested."""
-    local, share = context.method.local, context.data.shares[key.device % len(context.data)]
-    epoch_steps = -(-len(share) // local.batch)
-    number = 0
-    while (choice := pacer.choose(number)) is not None:
-        row, macs = choice
-        epoch, position = divmod(number, epoch_steps)
-        if position == 0:
-            batches = make_batches(
-                context.data.train, share, local.batch, key.seed, key.round, key.device, epoch
-            )
-        x, y = batches[position]
-        yield Step(x, y, context.method.select_subnet(context.net, row, key, number), macs)
-        number += 1
 
 
 def localise_config(config: Any, limits: Limits, pace: Pace = "measured") -> Any:

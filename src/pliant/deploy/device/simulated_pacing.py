@@ -14,7 +14,7 @@ from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.local_work import LocalWork, WorkerContext
 from pliant.engine.timetable import RoundTasks, build_timetable
 from pliant.experiment.config import Experiment
-from pliant.methods.base import HasStepCost, TaskKey
+from pliant.methods.base import TaskKey
 
 
 class SimulatedPacer:
@@ -36,13 +36,8 @@ class SimulatedPacer:
         def count_macs(devices: IntArray, step: int, choice: RowChoice) -> FloatArray:
             if not len(devices):  # its time is over
                 return np.zeros(0)
-            row = int(choice.row[0])
-            if isinstance(context.method, HasStepCost):
-                sample_macs = context.method.macs(context.net, row, key, step)
-            else:
-                subnet = context.method.select_subnet(context.net, row, key, step)
-                sample_macs = context.net.macs(subnet, training=True)
-            return np.full(len(devices), work.sizes[step] * sample_macs)
+            macs = context.step_macs(int(choice.row[0]), key, step)
+            return np.full(len(devices), work.sizes[step] * macs)
 
         policy = context.method.make_budget_policy(context.net)
         if request.row is not None:

@@ -25,7 +25,7 @@ def main(grid: Grid, context: Context) -> None:
 
     folder = Path(str(context.run_config["folder"]))
     (folder / PID_FILE).write_text(str(os.getpid()))
-    from pliant.deploy.server.run_state import NotEnoughDevices
+    from pliant.deploy.server.rounds import NotEnoughDevices
 
     def write_failure(error: Exception) -> None:
         """Tell the supervisor not to restart this run."""
@@ -57,18 +57,14 @@ def _serve_folder(grid: Grid, folder: Path) -> "Iterator[RoundRecord]":
     from pliant.deploy.messages import TrainRequest, encode_message
     from pliant.deploy.server.rounds import serve
     from pliant.deploy.settings import ServerSettings
-    from pliant.engine.local_work import WorkerContext, make_example_input
+    from pliant.engine.local_work import build_context
     from pliant.experiment.build import build_experiment
     from pliant.experiment.config import load_run_config
-    from pliant.nn.elastic import elastic
     from pliant.value import encode
 
     torch.set_num_threads(1)
     experiment = load_run_config(folder)
     settings = msgspec.json.decode((folder / SETTINGS_FILE).read_bytes(), type=ServerSettings)
-    net, data = build_experiment(experiment)
-    context = WorkerContext(
-        elastic(net, make_example_input(data)), data, experiment.federated_method
-    )
+    context = build_context(*build_experiment(experiment), experiment.federated_method)
     hello = encode_message(TrainRequest("hello", encode(experiment), -1, pace=settings.pace))
     return serve(experiment, context, FlowerTransport(grid, hello), folder, settings)

@@ -21,7 +21,7 @@ from pliant.deploy.grpc.device_main import EXIT_REPORTED
 from pliant.deploy.grpc.environment import WallClockEnvironment
 from pliant.deploy.grpc.remote_client import RemoteClient
 from pliant.deploy.grpc.server import GrpcServer
-from pliant.deploy.server.run_state import POLL_SECONDS, NotEnoughDevices
+from pliant.deploy.server.rounds import POLL_SECONDS, NotEnoughDevices
 from pliant.deploy.settings import ServerSettings
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.split_ledger import ClientLedger

@@ -1,45 +1,53 @@
-"""Run rounds on real devices: select, send, wait, validate, merge, evaluate, save.
-
-Selection, validation, merging, ledger and checkpoints are shared with the simulator. The clock is
-not: a round ends at its deadline, whatever the devices do.
-"""
+"""Rounds on real devices: requests out, replies in, and a deadline that holds whatever they do."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 
-from pliant.deploy.server.reply_validation import CheckedReply, SentRequest, check_reply
-from pliant.deploy.server.run_state import (
-    LAST_MERGED,
-    MAX_WAIT_ROUNDS,
-    POLL_SECONDS,
-    ServerRun,
-    decide_merge,
-    evaluate_state,
-    make_requests,
-    select_online_devices,
+from pliant.deploy.messages import EXTRA, PARAMS, TrainRequest, decode_reply, encode_message
+from pliant.deploy.server.reply_validation import (
+    DROPPED,
+    LATE,
+    CheckedReply,
+    SentRequest,
+    check_reply,
 )
-from pliant.deploy.server.run_state import NotEnoughDevices as NotEnoughDevices
 from pliant.deploy.server.task_record import make_task_record
-from pliant.deploy.server.transport import Transport
+from pliant.deploy.server.transport import MessageTransport, RawReply
 from pliant.deploy.settings import ServerSettings
-from pliant.engine.ledger import RoundRecord, TaskRecord, sum_tasks
-from pliant.engine.local_work import WorkerContext
-from pliant.engine.round_rules import RoundRules
+from pliant.deploy.step_times import StepTimeCurve, parse_curve
+from pliant.devices import DeviceStatus
+from pliant.engine.ledger import RoundRecord
+from pliant.engine.local_work import Job, WorkerContext, make_task
+from pliant.engine.round_loop import RoundResult, Run, run_rounds
+from pliant.engine.round_rules import TaskOutcome, close_round
 from pliant.engine.run_store import RunState, RunStore, read_records
+from pliant.engine.selection import select_devices
+from pliant.engine.timetable import RoundTasks, compute_start_status
 from pliant.experiment.config import Experiment
-from pliant.methods.base import ServerState
-from pliant.params import digest, get_params
+from pliant.methods.base import ServerState, TaskKey
+from pliant.params import get_params
+from pliant.rng import rng_stream
+from pliant.value import encode
+
+POLL_SECONDS = 0.25
+MAX_WAIT_ROUNDS = 1000  # how long a server with `late = "wait"` waits, in round lengths
+LAST_MERGED = "merged"
+
+
+class NotEnoughDevices(RuntimeError):
+    """Too few devices are online, or too many consecutive rounds merged no update."""
 
 
 def serve(
     experiment: Experiment,
     context: WorkerContext,
-    transport: Transport,
+    messages: MessageTransport,
     folder: Path,
     settings: ServerSettings,
     *,
@@ -49,93 +57,281 @@ def serve(
     """Run the remaining rounds of the run in a folder and yield their records."""
     store = RunStore(folder)
     try:
-        saved = store.resume() or RunState(0, 0.0, ServerState(get_params(context.net.module)), {})
-        run = ServerRun(experiment, context, transport, settings, saved, clock, sleep)
+        run = make_run(experiment, context, store.resume())
         is_empty = [r.merged == 0 for r in read_records(folder) if isinstance(r, RoundRecord)]
-        run.empty_rounds = sum(is_empty)
+        run.repeated_rounds = sum(is_empty)
         consecutive = len(list(takewhile(bool, reversed(is_empty))))
-        # a run that has given up may retry as often again
-        run.consecutive_empty_rounds = consecutive % (settings.retries + 1)
-        while run.run_state.next_round < experiment.rounds + run.empty_rounds:
-            tasks, record = _run_round(run)
-            store.append([*tasks, record])
-            store.save(run.run_state)  # every round, so that no merged update is ever lost
+        # A run that has given up may retry as often again.
+        consecutive %= settings.retries + 1
+        transport = DeviceTransport(experiment, settings, messages, clock=clock, sleep=sleep)
+        for record in run_rounds(run, transport, store):
             yield record
-            if run.consecutive_empty_rounds > settings.retries:
-                raise NotEnoughDevices(
-                    f"no update was merged in {run.consecutive_empty_rounds} consecutive rounds"
-                )
+            consecutive = 0 if record.merged else consecutive + 1
+            if consecutive > settings.retries:
+                raise NotEnoughDevices(f"no update was merged in {consecutive} consecutive rounds")
     finally:
         store.close()
 
 
-def _run_round(run: ServerRun) -> tuple[list[TaskRecord], RoundRecord]:
-    number, experiment = run.run_state.next_round, run.experiment
-    opened_at = run.clock()
-    devices = select_online_devices(run, number)
-    requests = make_requests(run, number, devices)
-    sent_at = run.clock()
-    replies = _exchange_messages(run, number, requests, sent_at)
-    closed_at = run.clock()
-    decision = decide_merge(run, requests, replies)
-    merged = [reply.update for reply in replies.values() if reply.device in decision.merged]
-    updates = sorted((u for u in merged if u is not None), key=lambda update: update.device)
-    state = run.context.method.merge(run.context.net, run.run_state.server_state, updates)
-    start = run.run_state.seconds
-    seconds = start + (closed_at - opened_at)
-    device_states = run.run_state.device_states | {
-        update.device: {LAST_MERGED: torch.tensor(number)} for update in updates
-    }
-    run.run_state = RunState(number + 1, seconds, state, device_states)
-    waited = sent_at - opened_at
-    tasks = [
-        make_task_record(
-            run.context, experiment, request, replies.get(device), decision.outcomes[device], waited
+def make_run(experiment: Experiment, context: WorkerContext, state: RunState | None = None) -> Run:
+    """Return a run on real devices, which saves every round: no merged update is ever lost."""
+    state = state or RunState(0, 0.0, ServerState(get_params(context.net.module)), {})
+    settings = msgspec.structs.replace(experiment.settings, checkpoint_every=1)
+    return Run(context, experiment.fleet, settings, state, repeats_empty_rounds=True)
+
+
+class DeviceTransport:
+    """The transport of a run on real devices, over any way to carry messages."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        settings: ServerSettings,
+        messages: MessageTransport,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._config = encode(experiment)
+        self._settings = settings
+        self._messages = messages
+        self._clock = clock
+        self._sleep = sleep
+        self._curves: dict[int, StepTimeCurve] = {}
+        self._has_started = False  # this process has run a round
+        self._opened_at = self._sent_at = 0.0
+        self.requests: dict[int, SentRequest] = {}  # of the current round
+        self.replies: dict[int, CheckedReply] = {}
+
+    def select(self, run: Run) -> list[int]:
+        """Wait for devices and select among them; if all are online, as the simulator does.
+
+        The first round waits up to `patience` for enough devices, later rounds up to `allowance`.
+        Then the round starts with the devices that are online, unless they are fewer than the
+        quorum.
+        """
+        self._opened_at = self._clock()
+        fleet, settings, number = run.fleet, run.settings, run.state.next_round
+        target = min(settings.rules.selection_size(settings.per_round), fleet.size)
+        quorum = max(1, min(target, settings.rules.quorum_size(settings.per_round)))
+        online = self._wait_for_devices(target, quorum, fleet.size)
+        self._has_started = True
+        if len(online) == fleet.size:
+            now, seed = run.state.seconds, settings.seed
+            devices: list[int] = select_devices(
+                fleet, target, "uniform", seed=seed, round=number, now=now
+            ).tolist()
+            return devices
+        rng = rng_stream(settings.seed, "select", number)
+        indices = rng.choice(len(online), min(target, len(online)), replace=False, shuffle=False)
+        return sorted(online[int(index)] for index in indices)
+
+    def _wait_for_devices(self, target: int, quorum: int, fleet_size: int) -> list[int]:
+        while True:
+            online = sorted(d for d in self._messages.find_online_devices() if 0 <= d < fleet_size)
+            waited = self._clock() - self._opened_at
+            if len(online) >= target:
+                return online
+            is_enough = len(online) >= quorum
+            if self._has_started and is_enough and waited > self._settings.allowance:
+                return online
+            if waited > self._settings.patience:
+                if is_enough:
+                    return online
+                raise NotEnoughDevices(
+                    f"expected {quorum} or more devices online, got {len(online)}"
+                )
+            self._sleep(POLL_SECONDS)
+
+    def dispatch(self, run: Run, devices: list[int]) -> None:
+        """Send each device its request."""
+        raw_requests = self.prepare(run, devices)
+        self._messages.send(raw_requests, round=run.state.next_round, seconds=self._window(run))
+
+    def prepare(self, run: Run, devices: list[int]) -> dict[int, bytes]:
+        """Start a round: return the encoded request of each device."""
+        self.requests, self.replies = self._make_requests(run, devices), {}
+        self._sent_at = self._clock()
+        return {device: request.raw for device, request in self.requests.items()}
+
+    def collect(self, run: Run) -> RoundResult:
+        """Collect replies until all or enough are in, or the deadline passes."""
+        rules, window = run.settings.rules, self._window(run)
+        while len(self.replies) < len(self.requests) and self._elapsed < window:
+            for message in self._messages.poll_replies():
+                self.receive(run, message)
+            mergeable = sum(
+                _is_mergeable(self.requests[d], r, rules.late == "partial")
+                for d, r in self.replies.items()
+            )
+            if rules.closes_at_target and mergeable >= run.settings.per_round:
+                break
+            if len(self.replies) < len(self.requests):
+                self._sleep(POLL_SECONDS)
+        return self.close(run)
+
+    def receive(self, run: Run, message: RawReply) -> None:
+        """Validate one reply."""
+        reply = check_reply(
+            run.context, message, self.requests[message.device], run.settings.guard, self._elapsed
         )
-        for device, request in sorted(requests.items())
-    ]
-    record = sum_tasks(number, seconds, tasks)
-    record = msgspec.structs.replace(record, dispatched_at=start + waited)
-    run.empty_rounds += not updates
-    run.consecutive_empty_rounds = 0 if updates else run.consecutive_empty_rounds + 1
-    is_last = number + 1 == experiment.rounds + run.empty_rounds
-    if is_last or (number + 1) % experiment.evaluation.every == 0:
-        score, trained_score = evaluate_state(run.context, state, experiment.evaluation)
-        record = msgspec.structs.replace(record, score=score, trained_score=trained_score)
-    if is_last:
-        record = msgspec.structs.replace(record, digest=digest(state.params))
-    return tasks, record
+        self.replies[message.device] = reply
+        if reply.curve is not None:
+            self._curves[message.device] = reply.curve
+
+    def close(self, run: Run) -> RoundResult:
+        """Decide which updates are merged, and record every task."""
+        closed_at = self._clock()
+        outcomes = self._decide_outcomes(run)
+        merged = (TaskOutcome.FINISHED.name.lower(), TaskOutcome.PARTIAL.name.lower())
+        updates = [
+            reply.update
+            for device, reply in sorted(self.replies.items())
+            if reply.update is not None and outcomes[device] in merged
+        ]
+        waited, number = self._sent_at - self._opened_at, run.state.next_round
+        tasks = [
+            make_task_record(run, request, self.replies.get(device), outcomes[device], waited)
+            for device, request in sorted(self.requests.items())
+        ]
+        start = run.state.seconds
+        return RoundResult(
+            updates,
+            tasks,
+            start + (closed_at - self._opened_at),
+            {update.device: {LAST_MERGED: torch.tensor(number)} for update in updates},
+            start + waited,
+        )
+
+    @property
+    def _elapsed(self) -> float:
+        return self._clock() - self._sent_at
+
+    def _window(self, run: Run) -> float:
+        """Return how long the server waits for replies."""
+        seconds, rules = run.fleet.round_seconds, run.settings.rules
+        if rules.late == "wait":
+            return seconds * MAX_WAIT_ROUNDS
+        return seconds * (1 + rules.grace) + self._settings.allowance
+
+    def _make_requests(self, run: Run, devices: list[int]) -> dict[int, SentRequest]:
+        """Return for each device its encoded request and what a valid reply to it looks like."""
+        context, shared = run.context, run.shared_params
+        choices = self._choose_rows(run, devices)
+        seconds = run.fleet.round_seconds
+        if run.settings.rules.late == "wait":
+            seconds *= MAX_WAIT_ROUNDS
+        requests = {}
+        for device in devices:
+            work = context.plan_work(device)
+            row, macs = choices.get(device, (None, 0.0))
+            key = TaskKey(run.settings.seed, run.state.next_round, device)
+            job = Job(key, (row or 0,), (macs,), run.lr, {}, *context.summarise_data(device))
+            full_macs = [size * work.full_macs for size in work.sizes]
+            factor = max(1.0, macs / full_macs[0])  # a policy may charge for more than one pass
+            max_macs = [factor * step_macs for step_macs in full_macs]
+            manifest = run.manifests.build(shared, job, work.sizes, max_macs)
+            merged_round = run.state.device_states.get(device, {}).get(LAST_MERGED)
+            request = TrainRequest(
+                "train",
+                self._config,
+                device,
+                key.round,
+                run.lr,
+                self._settings.pace,
+                row,
+                macs,
+                seconds,
+                None if merged_round is None else int(merged_round),
+                self._settings.compression,
+            )
+            task = make_task(context.method, context.net, shared, job)
+            raw = encode_message(request, {PARAMS: task.params, EXTRA: task.extra})
+            requests[device] = SentRequest(
+                key, work, manifest, raw, self._settings.compression, row, task.extra
+            )
+        return requests
+
+    def _choose_rows(self, run: Run, devices: list[int]) -> Mapping[int, tuple[int, float]]:
+        """Choose rows by the devices' reported speeds, if the method chooses on the server."""
+        policy = run.context.method.make_budget_policy(run.context.net)
+        if not policy.is_per_round or not devices:
+            return {}
+        works = [run.context.plan_work(device) for device in devices]
+        full_macs = np.zeros((len(devices), max(len(work.sizes) for work in works)))
+        for index, work in enumerate(works):
+            full_macs[index, : len(work.sizes)] = np.array(work.sizes) * work.full_macs
+        zero = np.zeros(len(devices))
+        tasks = RoundTasks(np.array(devices), full_macs, zero, zero)
+        if self._settings.pace == "simulated":
+            start = run.state.next_round * run.fleet.round_seconds
+            status = compute_start_status(run.fleet, tasks, seed=run.settings.seed, start=start)
+        else:
+            status = self._estimate_status(tasks, run.fleet.round_seconds)
+        choice = policy.choose(status)
+        rows = zip(choice.row.tolist(), choice.macs.tolist(), strict=True)
+        return dict(zip(devices, rows, strict=True))
+
+    def _estimate_status(self, tasks: RoundTasks, round_seconds: float) -> DeviceStatus:
+        first_macs, total_macs = tasks.full_macs[:, 0], tasks.full_macs.sum(axis=1)
+        speed = total_macs / round_seconds
+        for index, device in enumerate(tasks.devices.tolist()):
+            curve = self._curves.get(device) or self._parse_hello_curve(device)
+            if curve is not None:
+                slot = round_seconds * first_macs[index] / total_macs[index]
+                speed[index] = curve.share_within(slot) * first_macs[index] / slot
+        left, now = np.full(len(speed), round_seconds), np.zeros(len(speed))
+        return DeviceStatus(
+            tasks.devices, 0, now, speed, left, round_seconds, first_macs, total_macs, total_macs
+        )
+
+    def _parse_hello_curve(self, device: int) -> StepTimeCurve | None:
+        raw = self._messages.hello_replies.get(device)
+        try:
+            return None if raw is None else parse_curve(decode_reply(raw)[0].curve)
+        except ValueError:
+            return None
+
+    def _decide_outcomes(self, run: Run) -> dict[int, str]:
+        """Apply the round rules to the replies and return how each task ended."""
+        devices = sorted(self.requests)
+        round_seconds = run.fleet.round_seconds + self._settings.allowance
+        arrival, dropout = np.full(len(devices), np.inf), np.full(len(devices), np.inf)
+        steps = np.zeros(len(devices), np.int64)
+        for index, device in enumerate(devices):
+            reply = self.replies.get(device)
+            if reply is None:
+                continue
+            if reply.update is not None:
+                is_complete = reply.update.steps == len(self.requests[device].work.sizes)
+                arrival[index] = reply.arrival if is_complete else np.inf
+                steps[index] = reply.update.steps
+            elif reply.outcome.startswith(DROPPED):
+                dropout[index] = reply.arrival
+        result = close_round(
+            run.settings.rules,
+            arrival,
+            steps,
+            dropout,
+            target_updates=run.settings.per_round,
+            round_seconds=round_seconds,
+            deadline=max([round_seconds, *(reply.arrival for reply in self.replies.values())]),
+        )
+        outcomes = {}
+        for index, device in enumerate(devices):
+            outcome, reply = TaskOutcome(result.outcomes[index]), self.replies.get(device)
+            is_merged = outcome in (TaskOutcome.FINISHED, TaskOutcome.PARTIAL)
+            is_told = reply is not None and reply.outcome not in ("", LATE)
+            outcomes[device] = (
+                reply.outcome
+                if reply is not None and is_told and not is_merged
+                else outcome.name.lower()
+            )
+        return outcomes
 
 
-def _exchange_messages(
-    run: ServerRun, round: int, requests: dict[int, SentRequest], started_at: float
-) -> dict[int, CheckedReply]:
-    """Send all requests; collect replies until all or enough are in, or the deadline passes."""
-    rules, round_seconds = run.experiment.rules, run.experiment.fleet.round_seconds
-    window = round_seconds * (1 + rules.grace) + run.settings.allowance
-    if rules.late == "wait":
-        window = round_seconds * MAX_WAIT_ROUNDS
-    raw_requests = {device: request.raw for device, request in requests.items()}
-    run.transport.send(raw_requests, round=round, seconds=window)
-    replies: dict[int, CheckedReply] = {}
-    while len(replies) < len(requests) and run.clock() - started_at < window:
-        for message in run.transport.poll_replies():
-            device, arrival = message.device, run.clock() - started_at
-            policy = run.experiment.guard
-            reply = check_reply(run.context, message, requests[device], policy, arrival)
-            replies[device] = reply
-            if reply.curve is not None:
-                run.curves[device] = reply.curve
-        mergeable = sum(_is_mergeable(requests[d], reply, rules) for d, reply in replies.items())
-        if rules.closes_at_target and mergeable >= run.experiment.per_round:
-            break
-        if len(replies) < len(requests):
-            run.sleep(POLL_SECONDS)
-    return replies
-
-
-def _is_mergeable(request: SentRequest, reply: CheckedReply, rules: RoundRules) -> bool:
+def _is_mergeable(request: SentRequest, reply: CheckedReply, is_partial: bool) -> bool:
     """Return whether a reply can be merged: unfinished work only if partial updates count."""
     if reply.update is None:
         return False
-    return rules.late == "partial" or reply.update.steps == len(request.work.sizes)
+    return is_partial or reply.update.steps == len(request.work.sizes)

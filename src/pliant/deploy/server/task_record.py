@@ -5,14 +5,11 @@ import numpy as np
 from pliant.deploy.server.reply_validation import CheckedReply, SentRequest
 from pliant.devices import compute_joules
 from pliant.engine.ledger import MERGED_OUTCOMES, TaskRecord
-from pliant.engine.local_work import WorkerContext
-from pliant.experiment.config import Experiment
-from pliant.methods.base import HasStepCost
+from pliant.engine.round_loop import Run
 
 
 def make_task_record(
-    context: WorkerContext,
-    experiment: Experiment,
+    run: Run,
     request: SentRequest,
     reply: CheckedReply | None,
     outcome: str,
@@ -24,7 +21,7 @@ def make_task_record(
     rows = () if report is None else report.rows
     is_merged = outcome in MERGED_OUTCOMES
     macs = sum(
-        size * _count_step_macs(context, request, row, step)
+        size * run.context.step_macs(row, request.key, step)
         for step, (row, size) in enumerate(zip(rows, request.work.sizes, strict=False))
     )
     times: list[float] = []
@@ -33,7 +30,7 @@ def make_task_record(
         times = [wait_seconds + reply.arrival - report.seconds + time for time in report.times]
     busy = times[-1] - times[0] if rows else 0.0
     up = 0 if reply is None else reply.size
-    costs = experiment.fleet.get_costs(np.array([device]), seed=experiment.seed)
+    costs = run.fleet.get_costs(np.array([device]), seed=run.settings.seed)
     traffic = np.array([float(len(request.raw) + up)])
     update = reply.update if reply is not None and is_merged else None
     return TaskRecord(
@@ -44,7 +41,7 @@ def make_task_record(
         steps=len(rows) if is_merged else 0,
         macs=macs,
         useful=macs if is_merged else 0.0,
-        available=macs * max(1.0, experiment.fleet.round_seconds / busy) if busy > 0 else macs,
+        available=macs * max(1.0, run.fleet.round_seconds / busy) if busy > 0 else macs,
         down=len(request.raw),
         up=up,
         seconds=busy,
@@ -54,15 +51,4 @@ def make_task_record(
         ends=tuple(times[1:]) if rows else (),
         rows=tuple(rows),
         short=0 if report is None else max(0, min(report.short, len(rows))),
-    )
-
-
-def _count_step_macs(context: WorkerContext, request: SentRequest, row: int, step: int) -> float:
-    if isinstance(context.method, HasStepCost):
-        return context.method.macs(context.net, row, request.key, step)
-    subnet = context.method.select_subnet(context.net, row, request.key, step)
-    return (
-        request.work.full_macs
-        if subnet is context.net.full
-        else context.net.macs(subnet, training=True)
     )

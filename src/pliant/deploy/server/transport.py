@@ -14,7 +14,7 @@ class RawReply:
     reason: str = ""
 
 
-class Transport(Protocol):
+class MessageTransport(Protocol):
     """Connect a server with its devices, which are known by their numbers."""
 
     @property

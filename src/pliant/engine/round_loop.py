@@ -1,0 +1,169 @@
+"""Rounds, written once: select, dispatch, collect, merge, evaluate, save.
+
+A `Transport` says how tasks reach devices and come back as valid updates: through simulated
+workers, or over a network.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from pliant.devices import Fleet
+from pliant.engine.evaluation import Evaluation, evaluate, evaluate_per_device
+from pliant.engine.ledger import RoundRecord, TaskRecord, sum_tasks
+from pliant.engine.local_work import EXTRA_PREFIX, WorkerContext
+from pliant.engine.manifests import ManifestBuilder
+from pliant.engine.round_rules import RoundRules
+from pliant.engine.run_store import RunState, RunStore
+from pliant.engine.selection import Selection
+from pliant.methods.base import ServerState, TracksCoverage, Update
+from pliant.methods.validation import ValidationPolicy
+from pliant.params import Params, digest
+from pliant.value import Count, Value
+
+
+class RunSettings(Value, frozen=True):
+    """How to run rounds, whatever the method.
+
+    >>> import pliant as pl
+    >>> pl.RunSettings(rounds=20, per_round=5, rules=pl.RoundRules(late="partial")).rules.late
+    'partial'
+    """
+
+    rounds: Count = 100
+    per_round: Count = 10
+    seed: int = 0
+    select: Selection = "uniform"
+    rules: RoundRules = RoundRules()
+    evaluation: Evaluation = Evaluation()
+    checkpoint_every: Count = 10  # rounds
+    guard: ValidationPolicy = ValidationPolicy()
+
+
+@dataclass
+class Run:
+    """A run in progress: everything that its rounds share."""
+
+    context: WorkerContext
+    fleet: Fleet
+    settings: RunSettings
+    state: RunState
+    repeats_empty_rounds: bool = False
+    repeated_rounds: int = 0
+
+    def __post_init__(self) -> None:
+        self.manifests = ManifestBuilder(self.context.method, self.context.net)
+
+    @property
+    def num_rounds(self) -> int:
+        """Return the number of rounds, repeated ones included."""
+        return self.settings.rounds + self.repeated_rounds
+
+    @property
+    def lr(self) -> float:
+        """Return the learning rate of the next round."""
+        local, number = self.context.method.local, self.state.next_round - self.repeated_rounds
+        return local.schedule.lr_at(local.optimiser.lr, number, self.settings.rounds)
+
+    @property
+    def shared_params(self) -> Params:
+        """Return what every device is sent: the network and, prefixed, the method's broadcast."""
+        server_state = self.state.server_state
+        extra = {f"{EXTRA_PREFIX}{name}": t for name, t in server_state.broadcast.items()}
+        return {**server_state.params, **extra}
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """A closed round, before its updates are merged."""
+
+    updates: list[Update]  # valid and in time, in device order
+    tasks: list[TaskRecord]  # one for each task
+    closed_at: float  # seconds of the run
+    device_states: dict[int, Params] = field(default_factory=dict)  # new, of merged devices
+    dispatched_at: float | None = None  # seconds of the run, if devices were waited for
+
+
+class Transport(Protocol):
+    """How a round's tasks reach devices, and how their updates come back."""
+
+    def select(self, run: Run) -> list[int]:
+        """Return the devices of the next round."""
+
+    def dispatch(self, run: Run, devices: list[int]) -> None:
+        """Give each device its task."""
+
+    def collect(self, run: Run) -> RoundResult:
+        """Wait until the round closes, validate the updates and record the tasks."""
+
+
+def run_rounds(
+    run: Run,
+    transport: Transport,
+    store: RunStore | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[RoundRecord]:
+    """Run rounds until the last one and yield their records."""
+    is_over = run.state.next_round >= run.num_rounds
+    while not is_over:
+        transport.dispatch(run, transport.select(run))
+        result = transport.collect(run)
+        record = finish_round(run, result)
+        is_over = record.digest is not None or is_stopped()
+        if store is not None:
+            store.append([*result.tasks, record])
+            if is_over or run.state.next_round % run.settings.checkpoint_every == 0:
+                store.save(run.state)
+        yield record
+
+
+def finish_round(run: Run, result: RoundResult) -> RoundRecord:
+    """Merge the updates of a round, move the run to the next round, and evaluate the network."""
+    number, old_params = run.state.next_round, run.state.server_state.params
+    context = run.context
+    server_state = context.method.merge(context.net, run.state.server_state, result.updates)
+    device_states = run.state.device_states | result.device_states
+    run.state = RunState(number + 1, result.closed_at, server_state, device_states)
+    record = sum_tasks(number, result.closed_at, result.tasks)
+    if result.dispatched_at is not None:
+        record = msgspec.structs.replace(record, dispatched_at=result.dispatched_at)
+    run.repeated_rounds += run.repeats_empty_rounds and not result.updates
+    is_last = number + 1 == run.num_rounds
+    if is_last or (number + 1) % run.settings.evaluation.every == 0:
+        record = _add_scores(run, record, old_params, result.updates)
+    if is_last:
+        record = msgspec.structs.replace(record, digest=digest(server_state.params))
+    return record
+
+
+def _add_scores(
+    run: Run, record: RoundRecord, old_params: Params, updates: list[Update]
+) -> RoundRecord:
+    """Score the network: per device if devices have their own test images, else overall."""
+    net, data, how = run.context.net, run.context.data, run.settings.evaluation
+    params = run.state.server_state.params
+    if not data.test_shares:
+        score = evaluate(net.module, params, data, how)
+        trained_params = _zero_untrained_filters(run.context, run.state.server_state)
+        trained_score = trained_params and evaluate(net.module, trained_params, data, how)
+        return msgspec.structs.replace(record, score=score, trained_score=trained_score)
+    local_params = {
+        update.device: {name: old_params[name] + delta for name, delta in update.delta.items()}
+        for update in updates
+        if update.subnet is None
+    }
+    personal = evaluate_per_device(net.module, params, local_params, data, how)
+    return msgspec.structs.replace(record, personal=personal)
+
+
+def _zero_untrained_filters(context: WorkerContext, state: ServerState) -> Params | None:
+    """Return the network without the filters that no device has trained yet, if there are any."""
+    if not isinstance(context.method, TracksCoverage):
+        return None
+    subnet = context.method.find_trained_subnet(context.net, state)
+    if subnet is None:
+        return None
+    packed = context.net.take(state.params, subnet)
+    return context.net.embed(state.params, packed, subnet)[0]
