@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pliant.analysis.search_plots import draw_rate_comparison
 from pliant.experiment.build import build_search
 from pliant.experiment.config import SearchRun
 from pliant.nn.elastic import elastic
@@ -54,7 +53,7 @@ def main() -> None:
         cells = [f"{pair[0][site]:.2f} / {pair[1][site]:.2f}" for pair in vectors.values()]
         print(f"{name:34}" + "".join(f"{cell:>12}" for cell in cells))
     if options.picture is not None:
-        draw_rate_comparison(options.picture, names, ("by MACs", "by seconds"), vectors)
+        draw_rate_comparison(options.picture, names, vectors)
 
 
 def load_site_names(folder: Path, table: ParetoTable) -> list[str]:
@@ -69,6 +68,30 @@ def load_site_names(folder: Path, table: ParetoTable) -> list[str]:
 def find_row(table: ParetoTable, seconds: float) -> int:
     """Return the row of the most MACs that takes at most these seconds."""
     return max(0, int(np.searchsorted(table.seconds, seconds, side="right")) - 1)
+
+
+def draw_rate_comparison(
+    path: Path, sites: list[str], vectors_by_title: dict[str, list[tuple[float, ...]]]
+) -> None:
+    """Draw the rates of two vectors side by side, one panel per title."""
+    from matplotlib.figure import Figure
+
+    size = (1.8 + 1.9 * len(vectors_by_title), 1.2 + 0.2 * len(sites))
+    figure = Figure(size, layout="constrained")
+    positions = np.arange(len(sites))
+    for number, (title, vectors) in enumerate(vectors_by_title.items(), start=1):
+        axes = figure.add_subplot(1, len(vectors_by_title), number)
+        for shift, rates, colour, name in zip(
+            (-0.2, 0.2), vectors, ("#2c6fbb", "#c0392b"), ("by MACs", "by seconds"), strict=True
+        ):
+            axes.barh(positions + shift, rates, 0.4, color=colour, label=name)
+        axes.set_yticks(positions, sites if number == 1 else [""] * len(sites), fontsize=6)
+        axes.invert_yaxis()
+        axes.set_xlabel("rate")
+        axes.set_title(title, fontsize=8, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(fontsize=7, frameon=False)
+    figure.savefig(path, dpi=130)
 
 
 if __name__ == "__main__":

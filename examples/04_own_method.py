@@ -1,41 +1,40 @@
-"""Write your own method: devices train the full network, and the server takes the median."""
+"""Write your own method: FedAvg whose server keeps a momentum. What it leaves out is FedAvg's."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 import pliant as pl
-from pliant.devices import FULL_NETWORK, BudgetPolicy
-from pliant.methods.base import ServerState, Step, Task, TaskKey, Update, train_locally
-from pliant.value import Value
+
+Params = dict[str, torch.Tensor]
 
 
-class Median(Value, frozen=True):
-    """FedAvg with a coordinate-wise median; fields of a method are what users can set."""
+@dataclass(frozen=True)
+class MomentumState:
+    """What the server keeps between rounds; checkpoints save and restore it."""
+
+    params: Params
+    velocity: Params = field(default_factory=dict)
+
+
+class Momentum(pl.Value, frozen=True):
+    """Move along a running mean of the devices' deltas; fields are what users can set."""
 
     local: pl.LocalTraining = pl.LocalTraining()
+    beta: float = 0.5
 
-    def make_budget_policy(self, net: pl.Elastic) -> BudgetPolicy:
-        return FULL_NETWORK  # every mini-batch costs as much as the full network
+    def init_state(self, params: Params) -> MomentumState:
+        return MomentumState(params)
 
-    def select_subnet(self, net: pl.Elastic, row: int, key: TaskKey, step: int) -> pl.Subnet:
-        return net.full
-
-    def subnet_to_send(self, net: pl.Elastic, row: int, key: TaskKey) -> pl.Subnet | None:
-        return None  # send the full network
-
-    def train(self, net: pl.Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        return train_locally(net, task, steps, self.local.optimiser)
-
-    def merge(self, net: pl.Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+    def merge(
+        self, net: pl.Elastic, state: MomentumState, updates: Sequence[pl.Update]
+    ) -> MomentumState:
         if not updates:
             return state
-        ordered = sorted(updates, key=lambda update: update.device)  # arrival order must not matter
-        delta = {
-            name: torch.stack([update.delta[name] for update in ordered]).median(dim=0).values
-            for name in state.params
-        }
-        return ServerState({name: old + delta[name] for name, old in state.params.items()})
+        delta = pl.average_deltas(net, state.params, updates, pl.weight_by("samples"))
+        velocity = {n: d + self.beta * state.velocity.get(n, 0.0) for n, d in delta.items()}
+        return MomentumState(pl.apply_delta(state.params, velocity), velocity)
 
 
 if __name__ == "__main__":
@@ -43,5 +42,5 @@ if __name__ == "__main__":
     fleet = pl.Fleet(size=10, speed=pl.ChangingTrace(low=0.5, high=1.0, per_round=1.0))
     settings = pl.RunSettings(per_round=5, rules=pl.RoundRules(late="partial"))
     net = pl.models.digits_cnn(classes=10)
-    for record in pl.simulate(Median(), net, data, fleet, rounds=2, settings=settings):
+    for record in pl.simulate(Momentum(), net, data, fleet, rounds=2, settings=settings):
         print(record.round, record.accuracy)

@@ -26,13 +26,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device.host import Limits
-from pliant.deploy.device.worker import ARRIVAL_HEADER, DeviceWorkerSetup
+from pliant.deploy.device.worker import DeviceWorkerSetup
 from pliant.deploy.messages import TrainRequest, encode_message
 from pliant.deploy.server.rounds import serve
 from pliant.deploy.server.transport import RawReply
 from pliant.deploy.settings import ServerSettings
-from pliant.deploy.supervise.child_process import ChildProcess, make_process_env
+from pliant.deploy.supervise.child_process import ChildProcess, make_process_env, read_log_tail
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.local_work import WorkerContext, build_context
 from pliant.engine.run_store import read_records
@@ -106,7 +107,7 @@ class SocketTransport:
         other = ChildProcess(command, self._log, make_process_env(self._log.parent))
         time.sleep(max(0.0, start + TO * self._seconds - time.monotonic()))
         other.stop()
-        since = float(other.read_log_tail(1)) - start  # when it started to use the core
+        since = float(read_log_tail(self._log, 1)) - start  # when it started to use the core
         self.disturbed.append((since, time.monotonic() - start))
 
 
@@ -168,7 +169,7 @@ def run_trials(
     tasks, transport, context = run_experiment(folder, name, experiment, cores)
     pairs = zip(tasks[:trials], transport.disturbed, strict=False)
     rounds = [summarise_trial(task, disturbed, seconds) for task, disturbed in pairs]
-    policy: Any = context.method.make_budget_policy(context.net)
+    policy: Any = context.budget_policy
     batches = EPOCHS * -(-context.data.sizes()[0] // BATCH)
     return {"batches": batches, "table": len(policy.rows.shares), "trials": rounds}
 

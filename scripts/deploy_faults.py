@@ -29,7 +29,7 @@ from faults import Proxy, flood, hang, kill_devices, kill_server
 from pliant.deploy.security.certificates import make_keys
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.federation import Federation
-from pliant.deploy.supervise.node import FlowerDeviceSupervisor
+from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.engine.ledger import RoundRecord, TaskRecord, verify_records
 from pliant.engine.run_store import read_records
 from pliant.engine.simulate import simulate
@@ -128,8 +128,8 @@ def main() -> int:
     proxy = Proxy(options.port)
     if options.fault in ("wire", "all"):
         first = federation.devices[0]
-        federation.devices[0] = FlowerDeviceSupervisor(
-            0, f"127.0.0.1:{proxy.port}", folder / "devices" / "0", first.limits,
+        federation.devices[0] = DeviceSupervisor(
+            "federated", 0, f"127.0.0.1:{proxy.port}", folder / "devices" / "0", first.limits,
             ca=keys / "ca.crt", key=keys / "devices" / "0" / "key",
         )  # fmt: skip
     hits: list[Counter[str]] = []

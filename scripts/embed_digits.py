@@ -4,13 +4,15 @@ Of the n images of a digit, take those at i*n//800 in the training file and at i
 file, in file order: 800 + 200 of each digit, spread over the set.
 """
 
+import lzma
 import sys
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 
-from pliant.data.digits import FILE_NAME, TEST_SIZE, TRAIN_SIZE, pack_digits
+from pliant.data.download.published import DIGITS
+from pliant.data.formats.idx import encode_idx
 from pliant.data.images import ImageDataset
 from pliant.data.sources import mnist
 
@@ -28,14 +30,13 @@ def main(root: Path) -> None:
     """Write the file and print its SHA-256, which the loader checks."""
     source = mnist(root)
     parts = [
-        source.train.select(select_indices(source.train, TRAIN_SIZE // 10)),
-        source.test.select(select_indices(source.test, TEST_SIZE // 10)),
+        source.train.select(select_indices(source.train, 800)),
+        source.test.select(select_indices(source.test, 200)),
     ]
-    packed = pack_digits(
-        torch.cat([part.pixels[:, 0] for part in parts]),
-        torch.cat([part.labels for part in parts]).to(torch.uint8),
-    )
-    target = Path(__file__).parent.parent / "src" / "pliant" / "data" / "embedded" / FILE_NAME
+    images = encode_idx(torch.cat([part.pixels[:, 0] for part in parts]))
+    labels = encode_idx(torch.cat([part.labels for part in parts]).to(torch.uint8))
+    packed = lzma.compress(images + labels, preset=9 | lzma.PRESET_EXTREME)
+    target = Path(DIGITS.folder, DIGITS.files[0].name)
     target.write_bytes(packed)
     sys.stdout.write(f"{target}: {len(packed):,} bytes, SHA-256 {sha256(packed).hexdigest()}\n")
 

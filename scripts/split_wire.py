@@ -22,7 +22,7 @@ from pliant.deploy.device.host import Limits
 from pliant.deploy.grpc.server_main import SplitServerRun
 from pliant.deploy.security.certificates import make_keys
 from pliant.deploy.settings import ServerSettings
-from pliant.deploy.supervise.split_node import SplitNodeSupervisor
+from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.engine.split_loop import simulate_split
 from pliant.experiment.build import build_experiment
 from pliant.experiment.config import Experiment, load_experiment
@@ -66,7 +66,8 @@ def time_over_network(experiment: Experiment, folder: Path) -> tuple[Timings, st
     keys = folder / "keys"
     make_keys(keys, devices=1)
     server_run = SplitServerRun(experiment, SETTINGS, address="127.0.0.1:0", keys=keys)
-    device = SplitNodeSupervisor(
+    device = DeviceSupervisor(
+        "split",
         0,
         f"127.0.0.1:{server_run.grpc_server.port}",
         folder / "device",

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from pliant.params import (
     clone,
     digest,
+    flatten,
     get_params,
+    group_subtrees,
     is_finite,
     nbytes,
     normalise_weights,
-    squared_distance,
+    select_subtree,
     subtract,
     weighted_sum,
 )
@@ -26,14 +28,6 @@ def test_a_difference_is_taken_name_by_name():
     difference = subtract(LEFT, RIGHT)
     assert difference["a"].tolist() == [0.5, -2.0]
     assert difference["b"].item() == 2.0
-
-
-def test_the_squared_distance_matches_a_hand_computation():
-    assert squared_distance(LEFT, RIGHT).item() == 0.25 + 4.0 + 4.0
-
-
-def test_integers_have_no_distance():
-    assert squared_distance({"n": torch.tensor(3)}, {"n": torch.tensor(5)}).item() == 0.0
 
 
 def test_a_weighted_sum_matches_a_hand_computation():
@@ -136,3 +130,40 @@ def test_copies_do_not_follow_the_network():
     assert params["weight"].tolist() == [1.0, 1.0]
     assert copied["bias"].tolist() == [0.0, 0.0]
     assert not params["weight"].requires_grad
+
+
+def test_nested_dictionaries_are_flattened_by_hand():
+    a, b, c, d = (torch.tensor(float(number)) for number in range(4))
+    flat = flatten({"x": {"w": a, "deep": {"w": b}}, 7: {"w": c}, "empty": {}, "leaf": d})
+    assert flat.keys() == {"x/w", "x/deep/w", "7/w", "leaf"}
+    assert flat["x/w"] is a
+    assert flat["x/deep/w"] is b
+    assert flat["7/w"] is c
+    assert flat["leaf"] is d
+
+
+def test_a_subtree_is_selected_by_its_whole_key():
+    tensors = [torch.tensor(float(number)) for number in range(5)]
+    flat = dict(zip(["a/w", "a/b/w", "ab/w", "b/a/w", "a"], tensors, strict=True))
+    assert select_subtree(flat, "a") == {"w": tensors[0], "b/w": tensors[1]}
+    assert select_subtree(flat, "a/b") == {"w": tensors[1]}
+    assert select_subtree(flat, "c") == {}
+
+
+KEYS = st.text("ab.1", min_size=1, max_size=3)
+NAMES = st.text("ab./", min_size=1, max_size=4)
+LEAVES = st.integers(0, 9).map(torch.tensor)
+
+
+@given(st.dictionaries(KEYS, st.dictionaries(NAMES, LEAVES, min_size=1), max_size=4))
+def test_groups_of_tensors_survive_flattening(groups):
+    flat = flatten(groups)
+    assert len(flat) == sum(map(len, groups.values()))
+    assert group_subtrees(flat) == groups
+    assert {key: select_subtree(flat, key) for key in groups} == groups
+
+
+@given(st.dictionaries(KEYS, st.dictionaries(KEYS, st.dictionaries(NAMES, LEAVES, min_size=1))))
+def test_deeper_trees_come_back_level_by_level(tree):
+    flat = flatten(tree)
+    assert {key: group_subtrees(select_subtree(flat, key)) for key in tree} == tree

@@ -36,6 +36,7 @@ AnyCompression = Uncompressed | Float16 | Int8 | TopK
 
 # A tensor "weight" is sent as "weight" (uncompressed, fp16), as "weight:int8" and "weight:scale",
 # or as "weight:index" and "weight:value". Integer and empty tensors are always sent as they are.
+_SUFFIXES = {Float16: ("",), Int8: (":int8", ":scale"), TopK: (":index", ":value")}
 
 
 def compress(delta: Params, compression: AnyCompression, residual: Params) -> tuple[Params, Params]:
@@ -71,22 +72,13 @@ def decompress(
     for name, (shape, dtype) in specs.items():
         if not dtype.is_floating_point or not shape.numel():
             continue
-        names = [part for part in _list_part_names(name, compression) if part in encoded]
-        if not names:
+        names = [name + suffix for suffix in _SUFFIXES[type(compression)]]
+        parts = {part: encoded[part] for part in names if part in encoded}
+        if not parts:
             continue  # validation reports what is missing
-        decoded[name] = _decode_tensor(name, {part: encoded[part] for part in names}, shape, dtype)
-        used.update(names)
+        decoded[name] = _decode_tensor(name, parts, shape, dtype)
+        used.update(parts)
     return decoded | {name: tensor for name, tensor in encoded.items() if name not in used}
-
-
-def _list_part_names(name: str, compression: AnyCompression) -> tuple[str, ...]:
-    match compression:
-        case Int8():
-            return f"{name}:int8", f"{name}:scale"
-        case TopK():
-            return f"{name}:index", f"{name}:value"
-        case _:
-            return (name,)
 
 
 def _encode_tensor(name: str, tensor: Tensor, compression: AnyCompression) -> Params:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from hashlib import sha256
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,23 +27,11 @@ def get_params(net: nn.Module) -> Params:
 
 
 def clone(params: Mapping[str, Tensor]) -> Params:
-    """Copy every tensor."""
     return {name: tensor.clone() for name, tensor in params.items()}
 
 
 def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Params:
-    """Return left - right, name by name."""
     return {name: tensor - right[name] for name, tensor in left.items()}
-
-
-def squared_distance(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensor:
-    """Return the sum of squared differences over the floating-point tensors of `left`."""
-    parts = [
-        (tensor - right[name]).square().sum()
-        for name, tensor in left.items()
-        if tensor.is_floating_point()
-    ]
-    return torch.stack(parts).sum() if parts else torch.zeros(())
 
 
 def normalise_weights(weights: Sequence[float]) -> list[float]:
@@ -89,3 +78,31 @@ def nbytes(params: Mapping[str, Tensor]) -> int:
 def is_finite(params: Mapping[str, Tensor]) -> bool:
     """Return whether no tensor holds a NaN or an infinity."""
     return all(bool(torch.isfinite(tensor).all()) for tensor in params.values())
+
+
+def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Params:
+    """Join nested dictionaries of tensors into one, with `/` between the keys.
+
+    >>> sorted(flatten({"a": {"b": torch.zeros(1)}, "c": torch.ones(1)}))
+    ['a/b', 'c']
+    """
+    flat: Params = {}
+    for key, value in tree.items():
+        is_leaf = isinstance(value, Tensor)
+        flat |= {f"{prefix}{key}": value} if is_leaf else flatten(value, f"{prefix}{key}/")
+    return flat
+
+
+def select_subtree(flat: Mapping[str, Tensor], key: str) -> Params:
+    """Return the tensors below one key of a flattened tree."""
+    prefix = f"{key}/"
+    return {n.removeprefix(prefix): tensor for n, tensor in flat.items() if n.startswith(prefix)}
+
+
+def group_subtrees(flat: Mapping[str, Tensor]) -> dict[str, Params]:
+    """Group the tensors of a flattened tree by their first key."""
+    groups: dict[str, Params] = {}
+    for name, tensor in flat.items():
+        key, _, rest = name.partition("/")
+        groups.setdefault(key, {})[rest] = tensor
+    return groups

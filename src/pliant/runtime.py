@@ -17,17 +17,13 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 def retain_freed_memory() -> bool:
     """Make malloc keep freed memory; return whether this C library supports it."""
-    if not hasattr(_LIBC, "mallopt"):
-        return False
-    assert _LIBC is not None
-    return bool(
-        _LIBC.mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD)
-        and _LIBC.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD)
-    )
+    if mallopt := getattr(_LIBC, "mallopt", None):
+        options = ((M_TRIM_THRESHOLD, TRIM_THRESHOLD), (M_MMAP_THRESHOLD, MMAP_THRESHOLD))
+        return all(mallopt(*option) for option in options)
+    return False
 
 
 def release_freed_memory() -> None:
     """Return freed memory to the system."""
-    if hasattr(_LIBC, "malloc_trim"):
-        assert _LIBC is not None
-        _LIBC.malloc_trim(0)
+    if malloc_trim := getattr(_LIBC, "malloc_trim", None):
+        malloc_trim(0)

@@ -46,13 +46,11 @@ def explain_error(message: str, raw: Any, kind: Any) -> str:
             return f"unknown key `{_join_path(steps, name)}`; it is now `{_join_path(steps, new)}`"
         return f"unknown key `{_join_path(steps, name)}`{did_you_mean(name, known)}"
     if match := _MISSING.match(message):
-        return (
-            f"expected a key `{_join_path(_split_path(match['path']), match['name'])}`, found none"
-        )
+        path = _join_path(_split_path(match["path"]), match["name"])
+        return f"expected a key `{path}`, found none"
     if match := _INVALID.match(message):
         steps = _split_path(match["path"])
-        known = _list_choices(info, raw, steps)
-        if known:
+        if known := _list_choices(info, raw, steps):
             meant = did_you_mean(match["name"].strip("'\""), known)
             return f"unknown `{_join_path(steps)}` = {match['name']}{meant}"
     return _explain_other(message, raw)

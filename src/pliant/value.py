@@ -38,14 +38,9 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             try:
                 checked = msgspec.convert(value, kind)
             except msgspec.ValidationError as error:
-                raise ValueError(
-                    _locate_error(str(error), name, type(self).__name__, value)
-                ) from None
+                raise ValueError(_locate_error(str(error), name, self)) from None
             if isinstance(checked, float) and not math.isfinite(checked):
-                raise ValueError(
-                    f"Expected a finite number - at `$.{name}` of {type(self).__name__}, "
-                    f"got {value!r}"
-                )
+                raise ValueError(_locate_error("Expected a finite number", name, self))
             if checked is not value:  # an int converted to float, a list to a tuple
                 msgspec.structs.force_setattr(self, name, checked)
 
@@ -55,10 +50,10 @@ def _list_fields(kind: type[Value]) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, field.type) for field in msgspec.structs.fields(kind))
 
 
-def _locate_error(message: str, name: str, owner: str, value: object) -> str:
-    head, separator, inner = message.partition(" - at `$")
-    path = f"$.{name}{inner.rstrip('`')}" if separator else f"$.{name}"
-    return f"{head} - at `{path}` of {owner}, got {value!r}"
+def _locate_error(message: str, name: str, owner: Value) -> str:
+    head, _, inner = message.partition(" - at `$")
+    path = f"$.{name}{inner.rstrip('`')}"
+    return f"{head} - at `{path}` of {type(owner).__name__}, got {getattr(owner, name)!r}"
 
 
 def decode(raw: Any, kind: type[V]) -> V:

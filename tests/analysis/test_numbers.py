@@ -8,7 +8,7 @@ import pytest
 from tests.analysis.runs_on_disk import write_run
 
 from pliant.analysis.curves import compute_learning_curve
-from pliant.analysis.history import RecordDatabase, load_group_histories
+from pliant.analysis.history import load_group_histories
 from pliant.analysis.runs import group_runs, load_runs
 from pliant.analysis.style import format_short, get_line_style
 from pliant.analysis.summary import format_summary, summarise_groups
@@ -20,9 +20,7 @@ def groups(tmp_path):
     write_run(tmp_path / "method=a,seed=0", [0.2, 0.4], seed=0)
     write_run(tmp_path / "method=a,seed=1", [0.4, 0.8], seed=1)
     write_run(tmp_path / "method=b", [0.9], late={(0, 7)}, method={"type": "b"})
-    database = RecordDatabase()
-    yield load_group_histories(database, group_runs(load_runs([tmp_path])))
-    database.close()
+    return load_group_histories(group_runs(load_runs([tmp_path])))
 
 
 def test_a_curve_has_the_mean_and_the_spread_over_seeds(groups):
@@ -40,9 +38,7 @@ def test_a_single_seed_has_no_spread(groups):
 def test_a_curve_covers_only_the_range_common_to_all_seeds(tmp_path):
     write_run(tmp_path / "a0", [0.1, 0.3, 0.5], seed=0, rounds=3)
     write_run(tmp_path / "a1", [0.2], seed=1, rounds=3)
-    database = RecordDatabase()
-    (group,) = load_group_histories(database, group_runs(load_runs([tmp_path])))
-    database.close()
+    (group,) = load_group_histories(group_runs(load_runs([tmp_path])))
     curve = compute_learning_curve(group, "rounds")
     assert curve.x.tolist() == [1]
     assert curve.mean.tolist() == pytest.approx([0.15])
@@ -56,15 +52,15 @@ def test_compute_is_useful_wasted_or_unused(groups):
 def test_the_table_has_means_and_the_c3_score(groups):
     first, second = summarise_groups(groups, target=0.4)
     assert first.accuracy == pytest.approx((0.6, math.sqrt(0.08)))
-    assert first.time_to_target == pytest.approx((1.5, 1.5))  # round 2 and round 1
-    assert (first.macs, first.traffic, first.lost_share) == (400, 6000, 0)
+    assert (first.rounds_to_target, first.seconds_to_target) == (1.5, 1.5)  # round 2 and round 1
+    assert (first.gigamacs, first.megabytes, first.lost_share) == (400 / 1e9, 6000 / 1e6, 0)
     assert first.c3 == pytest.approx(0.6 * math.exp(-2 / 8))  # the largest use of both
     assert second.c3 == pytest.approx(0.9 * math.exp(-(3000 / 6000 + 200 / 400) / 8))
     assert second.lost_share == 0.5
 
 
 def test_a_target_that_one_seed_missed_is_not_reached(groups):
-    assert summarise_groups(groups, target=0.5)[0].time_to_target is None
+    assert summarise_groups(groups, target=0.5)[0].rounds_to_target is None
 
 
 def test_columns_without_a_number_are_left_out(groups):

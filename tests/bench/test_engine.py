@@ -4,18 +4,18 @@ import pytest
 
 from pliant import cli
 from pliant.bench import engine
-from pliant.bench.engine import EngineMeasurement
+from pliant.bench.engine import Measurement
 
 
 def test_a_value_at_its_limit_meets_it():
-    assert EngineMeasurement("rounds", 5.0, "ms", 5.0).is_met
-    assert not EngineMeasurement("rounds", 5.01, "ms", 5.0).is_met
-    assert EngineMeasurement("rounds", 99.0).is_met
+    assert Measurement("rounds", 5.0, "ms", 5.0).is_met
+    assert not Measurement("rounds", 5.01, "ms", 5.0).is_met
+    assert Measurement("rounds", 99.0).is_met
 
 
 @pytest.mark.parametrize(("value", "code"), [(4.0, 0), (6.0, 1)])
 def test_the_exit_code_says_whether_all_limits_are_met(value, code, monkeypatch, capsys):
-    results = [EngineMeasurement("a round", value, "ms", 5.0), EngineMeasurement("a ratio", 9.0)]
+    results = [Measurement("a round", value, "ms", 5.0), Measurement("a ratio", 9.0)]
     monkeypatch.setattr(engine, "measure", lambda: iter(results))
     assert cli.main(["bench", "engine"]) == code
     first, second = capsys.readouterr().out.splitlines()

@@ -10,7 +10,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from pliant.cli.data import app, check, get, list_datasets
+from pliant.data import digits, sources
 from pliant.data.download.published import DataFile, DatasetManifest, Download
+from pliant.data.sources import DATASETS, NamedDataset
 
 RAW = b"data" * 100_000
 PACKED = gzip.compress(RAW, mtime=0)
@@ -42,7 +44,8 @@ def data_root(tmp_path, monkeypatch):
             files=(DataFile("file", hashlib.sha256(RAW).hexdigest()),),
             downloads=(Download(url, hashlib.sha256(PACKED).hexdigest()),),
         )
-        monkeypatch.setattr("pliant.data.download.published.MANIFESTS", (manifest,))
+        datasets = {"digits": DATASETS["digits"], "small": NamedDataset(digits, manifest)}
+        monkeypatch.setattr("pliant.data.sources.DATASETS", datasets)
         yield tmp_path / "root"
         server.shutdown()
         thread.join()
@@ -71,8 +74,8 @@ def test_the_data_root_can_be_chosen(data_root, tmp_path):
 
 def test_json_output_is_one_array(data_root, capsys):
     check(json=True)
-    digits, small = json.loads(capsys.readouterr().out)
-    assert (digits["name"], digits["state"]) == ("digits", "complete")
+    first, small = json.loads(capsys.readouterr().out)
+    assert (first["name"], first["state"]) == ("digits", "complete")
     assert (small["name"], small["state"]) == ("small", "missing")
     list_datasets(json=True)
     assert json.loads(capsys.readouterr().out)[1]["name"] == "small"
@@ -84,8 +87,13 @@ def test_a_bar_is_shown_on_a_terminal(data_root, monkeypatch, capsys):
     assert "file.gz" in capsys.readouterr().out
 
 
+def test_a_name_may_have_hyphens(data_root, monkeypatch):
+    monkeypatch.setitem(sources.DATASETS, "very_small", sources.DATASETS["small"])
+    assert get("very-small") == 0
+
+
 def test_an_unknown_name_is_refused(data_root):
-    with pytest.raises(LookupError, match="expected one of small, got large"):
+    with pytest.raises(LookupError, match="expected one of digits, small, got large"):
         get("large")
 
 

@@ -1,7 +1,7 @@
 """What the demo prints when it is interrupted, and about AdaSplit."""
 
+from pliant.analysis.summary import SummaryRow
 from pliant.cli import demo, main
-from pliant.experiment.sweep import SummaryRow
 
 
 def make_row(accuracy, *, megabytes, gigamacs, seconds, c3):

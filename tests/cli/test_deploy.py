@@ -6,7 +6,7 @@ import pytest
 from pliant.cli import deploy, main
 from pliant.deploy.security.certificates import make_keys
 from pliant.deploy.supervise import federation
-from pliant.deploy.supervise.server import FlowerServerSupervisor
+from pliant.deploy.supervise.server import ServerSupervisor
 from pliant.experiment.config import load_experiment
 
 SPEC = """
@@ -146,8 +146,8 @@ def federations(monkeypatch):
             return iter(())
 
     monkeypatch.setattr(federation, "Federation", IdleFederation)
-    monkeypatch.setattr(FlowerServerSupervisor, "start", lambda self: None)
-    monkeypatch.setattr(FlowerServerSupervisor, "watch", lambda self: iter(()))
+    monkeypatch.setattr(ServerSupervisor, "start", lambda self: None)
+    monkeypatch.setattr(ServerSupervisor, "watch", lambda self: iter(()))
     return started
 
 

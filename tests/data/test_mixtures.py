@@ -65,12 +65,11 @@ def test_the_split_is_fixed_by_the_seed():
 
 
 def test_mixed_noniid_has_five_sources(monkeypatch):
-    for name, classes in (("cifar100", 100), ("cifar10", 10)):
-        monkeypatch.setattr(mixtures, name, lambda root, n=name, c=classes: make_source(n, c))
-    for name in ("fashion_mnist", "mnist", "notmnist"):
-        monkeypatch.setattr(
-            mixtures, name, lambda root, n=name: make_source(n, 10, side=28, channels=1)
-        )
+    def load_small(name, root):
+        size = {"side": 28, "channels": 1} if name.endswith("mnist") else {}
+        return make_source(name, 100 if name == "cifar100" else 10, **size)
+
+    monkeypatch.setattr(mixtures, "load_dataset", load_small)
     mixture = mixed_noniid()
     names = [client.name for client in mixture.clients]
     assert names == ["cifar100", "cifar10", "fashion_mnist", "mnist", "notmnist"]
@@ -82,7 +81,7 @@ def test_mixed_noniid_has_five_sources(monkeypatch):
 
 
 def test_mixed_cifar_gives_each_client_two_classes_with_their_own_labels(monkeypatch):
-    monkeypatch.setattr(mixtures, "cifar10", lambda root: make_source("cifar10", 10))
+    monkeypatch.setattr(mixtures, "load_dataset", lambda name, root: make_source(name, 10))
     mixture = mixed_cifar(seed=3)
     assert mixture.classes == 10
     classes = []

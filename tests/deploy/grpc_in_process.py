@@ -13,9 +13,10 @@ from pliant.deploy.grpc.device import SplitDevice
 from pliant.deploy.grpc.server_main import SplitServerRun
 from pliant.deploy.settings import ServerSettings
 from pliant.engine.run_store import read_records
-from pliant.engine.split_loop import build_session, simulate_split
+from pliant.engine.split_loop import simulate_split
 from pliant.experiment.build import build_experiment
 from pliant.experiment.config import Experiment
+from pliant.split.session import Session
 from pliant.value import decode
 
 BUILD_LOCK = threading.Lock()  # tracing a network and drawing its weights are not thread-safe
@@ -31,7 +32,7 @@ def with_build_lock(function):
 
 for module in (device_module, server_main):
     module.build_experiment = with_build_lock(build_experiment)
-    module.build_session = with_build_lock(build_session)
+    module.Session = with_build_lock(Session)
 torch.set_num_threads(1)
 
 USER_CODE = """

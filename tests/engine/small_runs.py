@@ -1,21 +1,21 @@
 """A small network, dataset and methods for the engine tests."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 
 from pliant.data import Iid, ImageDataset
 from pliant.data.federated import TrainTestData
-from pliant.devices import FULL_NETWORK, ChangingTrace, Fleet
+from pliant.devices import ChangingTrace, Fleet
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
-from pliant.engine.run_store import read_records
 from pliant.engine.simulate import simulate
 from pliant.methods import FedAvg, LocalTraining
-from pliant.methods.base import ServerState, Update, train_locally
+from pliant.methods.base import Update, train_locally
 from pliant.nn.models import digits_cnn
+from pliant.params import Params
 
 LOCAL = LocalTraining(batch=8)
 FEDAVG = FedAvg(LOCAL)
@@ -52,23 +52,10 @@ def run(method=FEDAVG, *, fleet=FLEET, settings=SETTINGS, **options):
     return list(simulate(method, network(), data(), fleet, settings=settings, **options))
 
 
-def load_records(folder):
-    return list(read_records(folder))
-
-
 class NoTraining:
     """A method that trains nothing."""
 
     local: ClassVar[LocalTraining] = LOCAL
-
-    def make_budget_policy(self, net):
-        return FULL_NETWORK
-
-    def select_subnet(self, net, row, key, step):
-        return net.full
-
-    def subnet_to_send(self, net, row, key):
-        return None
 
     def train(self, net, task, steps):
         delta = {name: torch.zeros_like(tensor) for name, tensor in task.params.items()}
@@ -80,8 +67,17 @@ class NoTraining:
 
 
 @dataclass(frozen=True)
+class MomentumState:
+    params: Params
+    momentum: Params = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class StatefulFedAvg(NoTraining):
     """Unweighted FedAvg whose result depends on state on the devices and on the server."""
+
+    def init_state(self, params):
+        return MomentumState(params)
 
     def train(self, net, task, steps):
         update = train_locally(net, task, steps, self.local.optimiser)
@@ -90,9 +86,9 @@ class StatefulFedAvg(NoTraining):
         return replace(update, delta=delta, device_state=delta)
 
     def merge(self, net, state, updates):
-        params, momentum = dict(state.params), dict(state.extra.get("momentum", {}))
+        params, momentum = dict(state.params), dict(state.momentum)
         for update in updates:
             for name, delta in update.delta.items():
                 momentum[name] = 0.5 * momentum.get(name, torch.zeros_like(delta)) + delta
                 params[name] = params[name] + momentum[name] / len(updates)
-        return ServerState(params, {"momentum": momentum})
+        return MomentumState(params, momentum)

@@ -62,12 +62,10 @@ def test_norm_statistics_follow_the_policy():
     params = get_params(net)
     before = digest(params)
     running = evaluate(net, params, data, Evaluation(statistics=RunningStats()))
-    fresh = evaluate(
-        net, params, data, Evaluation(statistics=ReestimatedStats(samples=20, batch=10))
-    )
+    statistics = ReestimatedStats(samples=20, batch=10)
+    fresh = evaluate(net, params, data, Evaluation(statistics=statistics))
     assert running.loss != fresh.loss
     assert digest(params) == before == digest(get_params(net))
-    wrong = params | {
-        name: 7 * torch.ones_like(tensor) for name, tensor in params.items() if "running" in name
-    }
+    running_params = {name: tensor for name, tensor in params.items() if "running" in name}
+    wrong = params | {name: torch.full_like(t, 7) for name, t in running_params.items()}
     assert evaluate(net, wrong, data, Evaluation()) == evaluate(net, params, data, Evaluation())

@@ -1,8 +1,18 @@
+import sys
+import tracemalloc
+
 import numpy as np
 import pytest
 
+from pliant import devices
 from pliant.devices import FULL_NETWORK, ConstantTrace, CostRows, Fleet, PerBatch, PerRound
-from pliant.engine.round_rules import RoundRules, TaskOutcome, close_round, sample_dropout_times
+from pliant.engine.round_rules import (
+    RoundRules,
+    TaskOutcome,
+    close_round,
+    sample_dropout_times,
+    select_devices,
+)
 from pliant.engine.timetable import build_timetable, make_tasks
 
 NEVER = np.inf
@@ -25,6 +35,12 @@ def names(closure):
     return [TaskOutcome(outcome).name for outcome in closure.outcomes]
 
 
+def run_device(speed, policy=FULL_NETWORK, **rules):
+    """Build the timetable of one device with four mini-batches."""
+    fleet, tasks = Fleet(size=1, speed=ConstantTrace(speed)), make_tasks(np.array([0]), 4, 10.0)
+    return build_timetable(fleet, policy, tasks, RoundRules(**rules))
+
+
 def test_late_work_is_lost_or_sent():
     arrival, steps_done = [0.5, NEVER, NEVER], [4, 2, 0]
     lost = close(RoundRules(), arrival, steps_done=steps_done)
@@ -42,11 +58,10 @@ def test_a_round_lasts_its_length_unless_it_closes_early():
 
 
 def test_the_first_updates_count_and_the_rest_are_surplus():
-    late = close(RoundRules(over_selection=0.5), [0.9, 0.5, NEVER, 0.7], target=2)
+    arrival, rules = [0.9, 0.5, NEVER, 0.7], RoundRules(over_selection=0.5, close_early=True)
+    late = close(RoundRules(over_selection=0.5), arrival, target=2)
     assert names(late) == ["SURPLUS", "FINISHED", "LATE", "FINISHED"]
-    early = close(
-        RoundRules(over_selection=0.5, close_early=True), [0.9, 0.5, NEVER, 0.7], target=2
-    )
+    early = close(rules, arrival, target=2)
     assert names(early) == ["SURPLUS", "FINISHED", "SURPLUS", "FINISHED"]
     assert early.closed_at == 0.7
 
@@ -67,18 +82,16 @@ def test_a_device_that_leaves_before_its_update_arrives_is_dropped():
 
 
 def test_dropouts_have_their_probability_and_uniform_times():
-    devices, rules = np.arange(20_000), RoundRules(dropout=0.2)
-    dropout_times = sample_dropout_times(rules, devices, seed=0, round=3, round_seconds=2.0)
+    everyone, rules = np.arange(20_000), RoundRules(dropout=0.2)
+    dropout_times = sample_dropout_times(rules, everyone, seed=0, round=3, round_seconds=2.0)
     has_left = np.isfinite(dropout_times)
     assert has_left.mean() == pytest.approx(0.2, abs=0.01)
     assert dropout_times[has_left].mean() == pytest.approx(1.0, abs=0.03)
     assert dropout_times[has_left].max() < 2.0
-    other = sample_dropout_times(rules, devices, seed=0, round=4, round_seconds=2.0)
+    other = sample_dropout_times(rules, everyone, seed=0, round=4, round_seconds=2.0)
     assert np.isfinite(other)[has_left].mean() == pytest.approx(0.2, abs=0.02)
-    assert np.array_equal(
-        dropout_times[:7],
-        sample_dropout_times(rules, devices[:7], seed=0, round=3, round_seconds=2.0),
-    )
+    few = sample_dropout_times(rules, everyone[:7], seed=0, round=3, round_seconds=2.0)
+    assert np.array_equal(dropout_times[:7], few)
 
 
 def test_a_dropped_device_works_until_it_leaves():
@@ -95,19 +108,15 @@ def test_a_dropped_device_works_until_it_leaves():
 
 
 def test_grace_accepts_updates_that_are_a_little_late():
-    fleet, tasks = Fleet(size=1, speed=ConstantTrace(0.99)), make_tasks(np.array([0]), 4, 10.0)
-    assert build_timetable(fleet, FULL_NETWORK, tasks).outcomes.tolist() == [TaskOutcome.LATE]
-    saved = build_timetable(fleet, FULL_NETWORK, tasks, RoundRules(grace=0.03))
+    assert run_device(0.99).outcomes.tolist() == [TaskOutcome.LATE]
+    saved = run_device(0.99, grace=0.03)
     assert saved.outcomes.tolist() == [TaskOutcome.FINISHED]
     assert saved.closed_at == pytest.approx(1 / 0.99)
 
 
 def test_devices_do_not_count_on_the_grace():
-    fleet, tasks = Fleet(size=1, speed=ConstantTrace(0.5)), make_tasks(np.array([0]), 4, 10.0)
     policy = PerBatch(CostRows((0.25, 0.5, 0.51, 1.0)), "paced")
-    assert build_timetable(fleet, policy, tasks, RoundRules(grace=0.5)).row.tolist() == [
-        [1, 1, 1, 1]
-    ]
+    assert run_device(0.5, policy, grace=0.5).row.tolist() == [[1, 1, 1, 1]]
 
 
 def test_surplus_devices_stop_when_the_round_closes_early():
@@ -123,8 +132,7 @@ def test_surplus_devices_stop_when_the_round_closes_early():
 
 
 def test_a_waiting_server_gives_up_eventually():
-    fleet, tasks = Fleet(size=1, speed=ConstantTrace(0.0)), make_tasks(np.array([0]), 1, 10.0)
-    table = build_timetable(fleet, FULL_NETWORK, tasks, RoundRules(late="wait"))
+    table = run_device(0.0, late="wait")
     assert table.outcomes.tolist() == [TaskOutcome.LATE]
     assert np.isfinite(table.closed_at)
 
@@ -137,3 +145,86 @@ def test_over_selection_rounds_up():
         RoundRules(dropout=1.5)
     with pytest.raises(ValueError, match=r"at `\$.late` of RoundRules"):
         RoundRules(late="never")
+
+
+def draw(fleet, count, selection="uniform", *, seed=0, round=0, now=0.0):
+    return select_devices(fleet, count, selection, seed=seed, round=round, now=now)
+
+
+@pytest.mark.parametrize("selection", ["uniform", "available"])
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (10, 3), (10, 10), (10, 99), (1000, 10)])
+def test_devices_are_drawn_without_replacement_in_rising_order(selection, size, count):
+    drawn = draw(Fleet(size=size), count, selection)
+    assert len(drawn) == min(size, count)
+    assert (np.diff(drawn) > 0).all()
+    assert drawn.min() >= 0
+    assert drawn.max() < size
+
+
+def test_a_draw_depends_on_seed_and_round():
+    fleet = Fleet(size=1000)
+    assert draw(fleet, 10).tolist() == draw(fleet, 10).tolist()
+    assert draw(fleet, 10, round=1).tolist() != draw(fleet, 10).tolist()
+    assert draw(fleet, 10, seed=1).tolist() != draw(fleet, 10).tolist()
+
+
+@pytest.mark.parametrize("selection", ["uniform", "available"])
+def test_every_device_is_drawn_equally_often(selection):
+    rounds, fleet = 3000, Fleet(size=20)
+    counts = np.zeros(20)
+    for round in range(rounds):
+        counts[draw(fleet, 5, selection, round=round)] += 1
+    expected = rounds * 5 / 20
+    deviation = np.sqrt(rounds * 0.25 * 0.75)
+    assert abs(counts - expected).max() < 4.5 * deviation
+
+
+def test_only_available_devices_are_drawn(tmp_path):
+    file = tmp_path / "availability.json"
+    early = '{"active": [0], "inactive": [1], "finish_time": 4}'
+    late = '{"active": [2], "inactive": [3], "finish_time": 4}'
+    file.write_text(f"[{early}, {late}]")
+    fleet = Fleet(size=400, speed=devices.RecordedAvailability(str(file)))
+    for now, available in ((0.5, range(0, 400, 2)), (2.5, range(1, 400, 2))):
+        assert set(draw(fleet, 20, "available", now=now).tolist()) <= set(available)
+        assert draw(fleet, 400, "available", now=now).tolist() == list(available)
+
+
+def test_no_device_is_drawn_when_none_is_available():
+    fleet = Fleet(size=50, speed=devices.OnOffWindows(windows=((1.0, 2.0),), period=4.0))
+    assert len(draw(fleet, 5, "available", now=0.5)) == 0
+    assert len(draw(fleet, 5, "available", now=1.5)) == 5
+
+
+def test_rare_available_devices_are_found():
+    unavailable = devices.DeviceClass(share=98.0, speed=ConstantTrace(0.0))
+    fleet = Fleet(size=5000, classes=(unavailable, devices.DeviceClass(share=2.0)))
+    available = np.flatnonzero(fleet.speeds_at(np.arange(5000), 0.0) > 0)
+    assert 50 < len(available) < 200
+    drawn = draw(fleet, 40, "available")
+    assert len(drawn) == 40
+    assert set(drawn.tolist()) <= set(available.tolist())
+
+
+@pytest.mark.parametrize("selection", ["uniform", "available"])
+def test_a_large_fleet_costs_no_more_than_a_small_one(selection):
+    def measure_cost(fleet):
+        draw(fleet, 10, selection)
+        calls = 0
+
+        def count(frame, event, argument):
+            nonlocal calls
+            calls += 1
+
+        tracemalloc.start()
+        sys.setprofile(count)
+        draw(fleet, 10, selection)
+        sys.setprofile(None)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return calls, peak
+
+    small, small_peak = measure_cost(Fleet(size=1_000, speed=devices.ChangingTrace()))
+    large, large_peak = measure_cost(Fleet(size=1_000_000_000, speed=devices.ChangingTrace()))
+    assert large < 2 * small  # calls, because seconds vary
+    assert large_peak < 2 * small_peak + 10_000

@@ -1,13 +1,46 @@
 import errno
 import os
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
+from torch import Tensor
 
 from pliant.engine import run_store
 from pliant.engine.ledger import sum_tasks
 from pliant.engine.run_store import RunState, RunStore, load_run_state, read_records
+from pliant.methods.aggregation import CoverageState
 from pliant.methods.base import ServerState
+from pliant.methods.elfish import ElfishState
+from pliant.methods.scaffold import ScaffoldState
+from pliant.methods.server_optimisers import OptimiserState
+from pliant.params import Params
+from pliant.storage import checkpoint
+
+
+@dataclass(frozen=True)
+class EveryKind:
+    """A server state with a field of every kind."""
+
+    params: Params
+    groups: dict[str, Params]
+    seen: Tensor
+
+
+PARAMS = {"conv.weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(4)}
+THIRDS = {"a/b": torch.ones(2), "conv.weight": torch.full((2, 3), 1 / 3)}
+WIDE = {"conv.weight": torch.full((2, 3), 0.1, dtype=torch.float64)}
+STATES = [
+    ServerState(PARAMS),
+    EveryKind(PARAMS, {"0": THIRDS, "params": WIDE, "1": PARAMS}, torch.tensor([7, 2**40])),
+    EveryKind(PARAMS, {}, torch.tensor(1.5)),
+    ScaffoldState(PARAMS),
+    ScaffoldState(PARAMS, THIRDS, WIDE, torch.tensor([3, 5])),
+    ElfishState(PARAMS, {"0": torch.tensor([0.1, 0.7])}),
+    CoverageState(PARAMS, {"0": torch.tensor([True, False]), "11": torch.tensor([True])}),
+    OptimiserState(PARAMS),
+    OptimiserState(PARAMS, momentum=THIRDS, square=WIDE),
+]
 
 
 def make_record(number):
@@ -15,25 +48,30 @@ def make_record(number):
 
 
 def make_state(number=1, seconds=0.1 + 0.2):
-    params = {"conv.weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(4)}
-    extra = {"control": {"a/b": torch.ones(2), "conv.weight": torch.full((2, 3), number / 3)}}
+    control = {"a/b": torch.ones(2), "conv.weight": torch.full((2, 3), number / 3)}
+    return make_run_state(ScaffoldState(PARAMS, control), number, seconds)
+
+
+def make_run_state(server_state, number=1, seconds=0.1 + 0.2):
     device_states = {7: {"conv.weight": torch.ones(2, 3)}, 123456: {"c": torch.zeros(1)}}
-    return RunState(number, seconds, ServerState(params, extra), device_states)
+    return RunState(number, seconds, server_state, device_states)
+
+
+def are_equal(left, right):
+    """Compare trees of dictionaries and tensors, types included."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    return left.keys() == right.keys() and all(are_equal(left[key], right[key]) for key in left)
 
 
 def is_same(left, right):
-    def flatten(run_state):
-        server_state = run_state.server_state
-        tensors = {("params", name): tensor for name, tensor in server_state.params.items()}
-        for key, params in server_state.extra.items():
-            tensors |= {(key, name): tensor for name, tensor in params.items()}
-        for key, params in run_state.device_states.items():
-            tensors |= {(key, name): tensor for name, tensor in params.items()}
-        return tensors
-
-    a, b = flatten(left), flatten(right)
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
+    a, b = left.server_state, right.server_state
+    assert type(a) is type(b)
+    for field in fields(b):
+        assert are_equal(getattr(a, field.name), getattr(b, field.name)), field.name
+    assert are_equal(left.device_states, right.device_states)
     return (left.next_round, left.seconds) == (right.next_round, right.seconds)
 
 
@@ -47,10 +85,38 @@ def test_a_saved_run_is_loaded_completely(tmp_path):
     store.append([make_record(0)])
     store.save(make_state())
     store.close()
-    assert is_same(load_run_state(tmp_path), make_state())
+    assert is_same(load_run_state(tmp_path, ScaffoldState), make_state())
     store = RunStore(tmp_path)
-    assert is_same(store.resume(), make_state())
+    assert is_same(store.resume(ScaffoldState), make_state())
     store.close()
+
+
+@pytest.mark.parametrize("state", STATES, ids=lambda state: type(state).__name__)
+def test_every_kind_of_server_state_is_resumed_exactly(state, tmp_path):
+    run_state = make_run_state(state)
+    store = RunStore(tmp_path)
+    store.save(run_state)
+    assert is_same(store.resume(type(state)), run_state)
+    store.close()
+    assert is_same(load_run_state(tmp_path, type(state)), run_state)
+    only_params = make_run_state(ServerState(state.params))
+    assert is_same(load_run_state(tmp_path), only_params)
+
+
+def test_a_tensor_is_stored_under_its_field_or_its_device(tmp_path):
+    store = RunStore(tmp_path)
+    store.save(make_run_state(STATES[1]))
+    store.close()
+    _, tensors, _ = checkpoint.load_newest(tmp_path / "checkpoints")
+    inner = ["0/a/b", "0/conv.weight", "params/conv.weight", "1/conv.weight", "1/count"]
+    assert tensors.keys() == {
+        "server/params/conv.weight",
+        "server/params/count",
+        *(f"server/groups/{name}" for name in inner),
+        "server/seen",
+        "devices/7/conv.weight",
+        "devices/123456/c",
+    }
 
 
 def test_a_new_folder_has_no_run(tmp_path):
@@ -64,7 +130,7 @@ def test_records_after_the_last_checkpoint_are_dropped(tmp_path):
     store.append([make_record(2)])
     store.close()
     assert count_records(tmp_path) == 3
-    assert is_same(load_run_state(tmp_path), make_state())
+    assert is_same(load_run_state(tmp_path, ScaffoldState), make_state())
     assert count_records(tmp_path) == 3  # loading changes nothing
     store = RunStore(tmp_path)
     store.resume()
@@ -92,7 +158,7 @@ def test_the_two_newest_checkpoints_are_kept(tmp_path):
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["00000006.ckpt", "00000009.ckpt"]
     (tmp_path / "checkpoints/00000009.ckpt").write_bytes(b"truncated")
-    assert is_same(load_run_state(tmp_path), make_state(6))
+    assert is_same(load_run_state(tmp_path, ScaffoldState), make_state(6))
 
 
 def test_a_write_error_names_the_file(tmp_path, monkeypatch):
@@ -112,4 +178,4 @@ def test_a_write_error_names_the_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     store.close()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000003.ckpt"]
-    assert is_same(load_run_state(tmp_path), make_state(3))
+    assert is_same(load_run_state(tmp_path, ScaffoldState), make_state(3))

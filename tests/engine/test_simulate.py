@@ -1,28 +1,21 @@
+import dataclasses
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import psutil
 import pytest
 import torch
-from tests.engine.small_runs import (
-    FEDAVG,
-    FLEET,
-    LOCAL,
-    SETTINGS,
-    NoTraining,
-    data,
-    load_records,
-    network,
-    run,
-)
+from tests.engine import small_runs
+from tests.engine.small_runs import FEDAVG, FLEET, LOCAL, SETTINGS, NoTraining, data, network, run
+from tests.methods.wrapped_method import WrappedMethod
 
 from pliant.devices import ChangingTrace, ConstantTrace, DeviceClass, Fleet, OnOffWindows
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
-from pliant.engine.run_store import load_trained_params
+from pliant.engine.run_store import load_trained_params, read_records
 from pliant.engine.simulate import simulate
 from pliant.methods import Distreal
 from pliant.params import digest, get_params
@@ -85,10 +78,8 @@ def test_the_given_network_is_not_changed():
 def test_rounds_can_be_given_without_settings():
     fleet = Fleet(size=12)
     records = list(simulate(FEDAVG, network(), data(), fleet, rounds=2))
-    assert [(record.round, record.tasks, record.merged) for record in records] == [
-        (0, 10, 10),
-        (1, 10, 10),
-    ]
+    counts = [(record.round, record.tasks, record.merged) for record in records]
+    assert counts == [(0, 10, 10), (1, 10, 10)]
     assert [record.seconds for record in records] == [1.0, 2.0]
 
 
@@ -108,35 +99,29 @@ def test_a_trace_without_changes_is_constant():
     assert run(DISTREAL, fleet=unchanging) == run(DISTREAL, fleet=constant)
 
 
-@dataclass
-class RecordingMethod:
+class RecordingMethod(WrappedMethod):
     """A method that records the mini-batches that another one trains on."""
 
-    inner: object
-    seen: list = field(default_factory=list)
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.seen = []
 
     def train(self, net, task, steps):
         steps = list(steps)
         if steps:  # manifests are built with none
             batches = [(step.x.sum().item(), step.y.tolist()) for step in steps]
             self.seen.append((task.key, batches))
-        return self.inner.train(net, task, steps)
+        return super().train(net, task, steps)
 
 
 def test_two_methods_see_the_same_devices_and_the_same_data(tmp_path):
     methods = [RecordingMethod(FEDAVG), RecordingMethod(DISTREAL)]
     selected = []
+    settings = replace(SETTINGS, rules=RoundRules(late="wait"))
     for number, method in enumerate(methods):
-        run(
-            method,
-            folder=tmp_path / str(number),
-            settings=replace(SETTINGS, rules=RoundRules(late="wait")),
-        )
-        tasks = load_tasks(tmp_path / str(number))
-        selected.append([(task.round, task.device) for task in tasks])
+        folder = tmp_path / str(number)
+        run(method, folder=folder, settings=settings)
+        selected.append([(task.round, task.device) for task in load_tasks(folder)])
     assert selected[0] == selected[1]
     assert methods[0].seen == methods[1].seen
     assert len(methods[0].seen) == SETTINGS.rounds * SETTINGS.per_round
@@ -151,7 +136,7 @@ def test_two_methods_see_the_same_devices_and_the_same_data(tmp_path):
 
 
 def load_tasks(folder):
-    return [record for record in load_records(folder) if isinstance(record, TaskRecord)]
+    return [record for record in read_records(folder) if isinstance(record, TaskRecord)]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +162,7 @@ def test_the_records_agree_whatever_the_rules(rules, method, tmp_path):
     )
     settings = replace(SETTINGS, rounds=8, rules=rules)
     records = run(method, fleet=fleet, settings=settings, folder=tmp_path / "run")
-    saved = load_records(tmp_path / "run")
+    saved = list(read_records(tmp_path / "run"))
     assert verify_records(saved) == 8
     assert [record for record in saved if not isinstance(record, TaskRecord)] == records
     assert sum(record.tasks for record in records) == 8 * rules.selection_size(4)
@@ -214,7 +199,7 @@ def test_a_stopped_run_saves_itself_and_can_be_resumed(inline_run, tmp_path):
 
 
 def count_rounds(folder):
-    return sum(not isinstance(record, TaskRecord) for record in load_records(folder))
+    return sum(not isinstance(record, TaskRecord) for record in read_records(folder))
 
 
 def test_the_trained_params_are_those_of_the_last_record(inline_run, tmp_path):
@@ -234,6 +219,48 @@ def test_the_ledger_counts_the_mini_batches_whose_budget_was_too_small(tmp_path)
     settings = RunSettings(rounds=1, per_round=2, rules=RoundRules(late="partial"))
     fleet = Fleet(size=12, speed=ConstantTrace(0.2))
     run(DISTREAL, fleet=fleet, settings=settings, folder=tmp_path)
-    task = load_records(tmp_path)[0]
+    task = load_tasks(tmp_path)[0]
     assert task.short == len(task.rows) > 0
     assert set(task.rows) == {0}
+
+
+@dataclass(frozen=True)
+class PartlyFaulty(small_runs.StatefulFedAvg):
+    """Some devices send NaN."""
+
+    faulty: frozenset[int] = frozenset()
+
+    def train(self, net, task, steps):
+        update = super().train(net, task, steps)
+        if task.key.device not in self.faulty:
+            return update
+        return dataclasses.replace(
+            update, delta={n: t * torch.nan for n, t in update.delta.items()}
+        )
+
+
+def run_with_faults(folder, faulty, quorum):
+    settings = replace(SETTINGS, rounds=2, per_round=4, rules=RoundRules(quorum=quorum))
+    fleet = Fleet(size=4)  # all devices are selected and in time
+    method = PartlyFaulty(faulty=frozenset(faulty))
+    totals = list(simulate(method, network(), data(4), fleet, settings=settings, folder=folder))
+    assert verify_records(read_records(folder)) == 2
+    return load_tasks(folder), totals, digest(load_trained_params(folder))
+
+
+def test_with_too_few_valid_updates_a_round_is_void(tmp_path):
+    tasks, totals, trained = run_with_faults(tmp_path, {0, 2}, quorum=0.75)
+    assert [task.outcome.partition(":")[0] for task in tasks] == ["rejected", "void"] * 4
+    assert [total.merged for total in totals] == [0, 0]
+    assert totals[0].outcomes == {"rejected": 2, "void": 2}
+    assert all(task.useful == task.steps == task.samples == 0 for task in tasks)
+    assert all(task.macs > 0 and task.up > 0 for task in tasks)  # the work was done all the same
+    assert trained == digest(get_params(network()))
+
+
+@pytest.mark.parametrize(("faulty", "quorum"), [({0, 2}, 0.5), ({0}, 0.75), (set(), 1.0)])
+def test_with_enough_valid_updates_the_others_are_merged(tmp_path, faulty, quorum):
+    tasks, totals, trained = run_with_faults(tmp_path, faulty, quorum)
+    assert [total.merged for total in totals] == [4 - len(faulty)] * 2
+    assert {task.device for task in tasks if task.outcome == "finished"} == {0, 1, 2, 3} - faulty
+    assert trained != digest(get_params(network()))

@@ -54,12 +54,9 @@ def test_two_ray_nodes_write_the_files_of_inline(cluster, arguments, text, files
     for workers in ('type="inline"', f'type="ray",address="{address}",count=2'):
         folder = tmp_path / str(len(contents))
         command = [sys.executable, "-m", "pliant", *arguments, experiment, f"workers={{{workers}}}"]
+        command += ["--out", folder]
         process = subprocess.run(
-            [*command, "--out", folder],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
+            command, env=environment, capture_output=True, text=True, timeout=240
         )
         assert process.returncode == 0, process.stderr
         contents.append([(folder / name).read_bytes() for name in files])

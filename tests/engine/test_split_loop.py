@@ -8,25 +8,16 @@ from tests.split.small_split import ADASPLIT, LOCAL, make_data, make_network, ma
 
 from pliant.devices import ConstantTrace, DeviceClass, Fleet, SteppedTrace
 from pliant.engine.ledger import TaskRecord, verify_records
+from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import read_records
 from pliant.engine.split_loop import simulate_split
 from pliant.engine.split_virtual import VirtualEnvironment
 from pliant.split import SplitFed, VanillaSplit
-from pliant.split.base import SplitStepCost
 
 
 def make_environment(fleet, clients=2, **options):
-    defaults = {
-        "seed": 0,
-        "start": 0.0,
-        "dropout_times": np.full(clients, np.inf),
-        "server_speed": None,
-        "classes": 3,
-        "client_classes": [frozenset({0, 1, 2})] * clients,
-        "max_abs": 1e6,
-    }
-    return VirtualEnvironment(fleet, np.full(clients, 10.0), **(defaults | options))
+    return VirtualEnvironment(fleet, np.full(clients, 10.0), RunSettings(), 0, 0.0, **options)
 
 
 LINKED = DeviceClass(up=10.0, down=20.0, latency=0.5)
@@ -37,13 +28,13 @@ def test_the_times_of_an_exchange_by_hand():
         Fleet(size=2, macs_per_second=4.0, classes=(LINKED,)), server_speed=2.0
     )
     environment.available_clients()
-    assert environment.compute(0, SplitStepCost(8.0, 8.0, 1))  # 2 s
-    environment._upload(0, 30)  # 3 s and 0.5 s of latency: 5.5
-    environment.serve(0, SplitStepCost(6.0, 2.0, 1))  # 3 s: 8.5
-    environment.send_gradient(0, 40, dense=40, nonzero=40)  # 2.5 s: 11
+    assert environment.compute(0, 8.0, samples=1)  # 2 s
+    environment.upload(0, 30)  # 3 s and 0.5 s of latency: 5.5
+    environment.serve(0, 6.0)  # 3 s: 8.5
+    environment.download(0, 40)  # 2.5 s: 11
     assert environment.now[0] == 11.0
     assert environment.costs[0].waited == 9.0
-    assert environment.elapsed_seconds() == 11.0
+    assert environment.seconds_elapsed() == 11.0
     environment.barrier()
     assert environment.now.tolist() == [11.5, 11.5]  # 0.5 s for the message to continue
 
@@ -54,13 +45,13 @@ def test_a_device_computes_while_it_sends_and_the_server_handles_one_message_at_
     )
     environment.available_clients()
     for client in (0, 1):
-        environment.compute(client, SplitStepCost(4.0, 4.0, 1))  # 1 s
-        environment._upload(client, 10)  # 1 s and 0.5 s of latency: arrives at 2.5
-        environment.serve(client, SplitStepCost(2.0, 2.0, 1))  # 1 s each
-        environment.compute(client, SplitStepCost(4.0, 0.0, 0))
+        environment.compute(client, 4.0, samples=1)  # 1 s
+        environment.upload(client, 10)  # 1 s and 0.5 s of latency: arrives at 2.5
+        environment.serve(client, 2.0)  # 1 s each
+        environment.compute(client, 4.0, samples=0)
     assert environment.now.tolist() == [2.0, 2.0]
     assert environment.server_done.tolist() == [3.5, 4.5]
-    assert environment.elapsed_seconds() == 4.5
+    assert environment.seconds_elapsed() == 4.5
 
 
 @pytest.mark.parametrize("method", [ADASPLIT, VanillaSplit(local=LOCAL), SplitFed(local=LOCAL)])

@@ -36,46 +36,27 @@ def compute_shares(policy, rules=DISCARD, *, batches=16, step_cost=None):
     """Return the shares of devices that finish and of MACs that are useful, for each lambda."""
     finished, useful = [], []
     for per_round in LAMBDAS:
-        fleet = Fleet(
-            size=len(DEVICES), speed=ChangingTrace(low=0.25, high=1.0, per_round=per_round)
-        )
-        tasks = make_tasks(DEVICES, batches, 1e6)
-        table = build_timetable(
-            fleet, policy, tasks, rules, seed=1, start=50.0, step_cost=step_cost
-        )
+        speed = ChangingTrace(low=0.25, high=1.0, per_round=per_round)
+        fleet, tasks = Fleet(size=len(DEVICES), speed=speed), make_tasks(DEVICES, batches, 1e6)
+        options = {"seed": 1, "start": 50.0, "step_cost": step_cost}
+        table = build_timetable(fleet, policy, tasks, rules, **options)
         finished.append((table.outcomes == TaskOutcome.FINISHED).mean())
         useful.append(table.useful.sum() / table.available.sum())
     return finished, useful
 
 
-ROUND_START = {
-    "federated dropout": (
-        PerRound(ANY_RATE),
-        [1, 0.80, 0.68, 0.57, 0.51],
-        [1, 0.76, 0.62, 0.47, 0.38],
-    ),
-    "planning 80 %": (
-        PerRound(ANY_RATE, margin=0.8),
-        [1, 0.93, 0.89, 0.83, 0.78],
-        [0.80, 0.73, 0.68, 0.62, 0.56],
-    ),
-    "planning 70 %": (
-        PerRound(ANY_RATE, margin=0.7),
-        [1, 0.96, 0.94, 0.91, 0.89],
-        [0.70, 0.67, 0.64, 0.61, 0.59],
-    ),
-    "heterofl": (PerRound(LEVELS), [1, 0.96, 0.94, 0.91, 0.90], [0.68, 0.65, 0.63, 0.61, 0.60]),
-    "heterofl, fine": (
-        PerRound(WIDTHS),
-        [1, 0.86, 0.77, 0.66, 0.59],
-        [0.94, 0.77, 0.66, 0.53, 0.44],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ROUND_START)
-def test_methods_that_choose_at_the_start_of_the_round(name):
-    policy, expected_finished, expected_useful = ROUND_START[name]
+@pytest.mark.parametrize(
+    ("policy", "expected_finished", "expected_useful"),
+    [
+        (PerRound(ANY_RATE), [1, 0.80, 0.68, 0.57, 0.51], [1, 0.76, 0.62, 0.47, 0.38]),
+        (PerRound(ANY_RATE, 0.8), [1, 0.93, 0.89, 0.83, 0.78], [0.80, 0.73, 0.68, 0.62, 0.56]),
+        (PerRound(ANY_RATE, 0.7), [1, 0.96, 0.94, 0.91, 0.89], [0.70, 0.67, 0.64, 0.61, 0.59]),
+        (PerRound(LEVELS), [1, 0.96, 0.94, 0.91, 0.90], [0.68, 0.65, 0.63, 0.61, 0.60]),
+        (PerRound(WIDTHS), [1, 0.86, 0.77, 0.66, 0.59], [0.94, 0.77, 0.66, 0.53, 0.44]),
+    ],
+    ids=["federated dropout", "planning 80 %", "planning 70 %", "heterofl", "heterofl, fine"],
+)
+def test_methods_that_choose_at_the_start_of_the_round(policy, expected_finished, expected_useful):
     finished, useful = compute_shares(policy, batches=4)  # their result does not depend on this
     assert finished == pytest.approx(expected_finished, abs=POINTS)
     assert useful == pytest.approx(expected_useful, abs=POINTS)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import pliant as pl
+from pliant.engine.local_work import WorkerContext
 from pliant.experiment.build import build_network
 from pliant.experiment.config import Experiment, NetworkConfig, load_search
 from pliant.experiment.sweep import load_sweep
@@ -128,7 +129,7 @@ def test_every_method_of_a_file_fits_its_network(path, copy_root):
         method = experiment.method
         if getattr(method, "table", None) is not None:
             method = msgspec.structs.replace(method, table=pl.uniform_table(net, rows=3))
-        assert method.make_budget_policy(net) is not None
+        assert WorkerContext(net, None, method).budget_policy is not None
 
 
 @pytest.mark.parametrize("path", PAPER, ids=get_name)

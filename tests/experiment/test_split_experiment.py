@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from pliant.analysis.summary import summarise
 from pliant.experiment.config import load_experiment
-from pliant.experiment.sweep import load_sweep, run_sweep, summarise
+from pliant.experiment.sweep import load_sweep, run_sweep
 from pliant.workers.pool import InlineWorkers
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "adasplit"

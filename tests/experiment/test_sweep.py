@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from pliant.analysis.summary import summarise
 from pliant.engine.run_store import read_records
 from pliant.experiment.config import start_run
-from pliant.experiment.sweep import is_finished, load_sweep, resolve_workers, run_sweep, summarise
+from pliant.experiment.sweep import is_finished, load_sweep, resolve_workers, run_sweep
 from pliant.value import encode
 from pliant.workers.pool import InlineWorkers, ProcessWorkers, RayWorkers
 

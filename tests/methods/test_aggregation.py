@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pliant.methods.aggregation import (
-    TRAINED_FILTERS,
+    CoverageState,
     add_weighted,
     apply_delta,
     apply_scaled_delta,
@@ -23,7 +23,7 @@ from pliant.methods.aggregation import (
     scale_weights,
     weight_by,
 )
-from pliant.methods.base import ServerState, Update
+from pliant.methods.base import Update
 from pliant.nn.elastic import elastic
 from pliant.params import get_params
 from pliant.rng import rng_stream
@@ -109,14 +109,14 @@ def test_only_trained_tensors_use_the_servers_learning_rate():
 
 
 def test_trained_filters_are_remembered():
-    state = ServerState(PARAMS)
+    state = CoverageState(PARAMS)
     assert build_trained_subnet(NET, state) is None  # nothing is known yet
     first = collect_trained_filters(state, [make_update(0, [(NET.select_prefix(0.5), 2)])])
-    state = ServerState(PARAMS, {TRAINED_FILTERS: first})
+    state = CoverageState(PARAMS, first)
     assert build_trained_subnet(NET, state).counts == (2, 2)
     second_half = NET.select_prefix(0.5, NET.make_rolling_orders(2))
     both = collect_trained_filters(state, [make_update(0, [(second_half, 1)])])
-    assert build_trained_subnet(NET, ServerState(PARAMS, {TRAINED_FILTERS: both})) is None
+    assert build_trained_subnet(NET, CoverageState(PARAMS, both)) is None
 
 
 WEIGHTS = st.lists(st.integers(1, 10**6), min_size=1, max_size=8)

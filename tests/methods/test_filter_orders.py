@@ -50,8 +50,7 @@ def test_the_same_key_gives_the_same_subnet_object():
     subnet = select_prefix(NET, (0.5, 0.5), make_device_order(NET, key))
     assert select_prefix(NET, (0.5, 0.5), make_device_order(NET, TaskKey(0, 3, 7))) is subnet
     assert subnet.counts == (2, 2)
-    make_device_order.cache_clear()
-    select_prefix.cache_clear()
+    NET.caches.clear()
     redrawn = select_prefix(NET, (0.5, 0.5), make_device_order(NET, key))
     assert all(map(np.array_equal, redrawn.masks, subnet.masks))  # not only because of the cache
 

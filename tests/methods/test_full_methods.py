@@ -12,13 +12,12 @@ from tests.methods.tiny_runs import (
 )
 
 from pliant.methods import FedAvg, FedNova, FedProx, LocalTraining, Scaffold, ServerAdam, ServerSgd
-from pliant.methods.base import BROADCAST
 from pliant.nn.optimisers import Adam, Sgd
 
 
 def run_round(method, devices, state=None):
     net = make_net()
-    state = state or make_state(net)
+    state = state or make_state(net, method)
     updates = [make_update(method, net, state, *device) for device in devices]
     return method.merge(net, state, updates)
 
@@ -57,7 +56,7 @@ def test_server_adam_divides_by_the_typical_delta():
 def test_a_server_optimiser_leaves_untrained_tensors_alone(server):
     state = run_round(FedAvg(PLAIN, server=server), TWO_DEVICES)
     assert torch.equal(state.params["2.weight"], torch.eye(2))
-    assert set(state.extra["momentum"]) == {"0.weight"}
+    assert set(state.momentum) == {"0.weight"}
 
 
 def test_fedprox_pulls_back_to_what_was_sent():
@@ -76,29 +75,34 @@ def test_fednova_averages_deltas_per_step():
 
 def test_scaffold_steps_against_the_drift():
     net, method = make_net(), Scaffold(PLAIN)
-    state = make_state(net)
+    state = make_state(net, method)
     first = [make_update(method, net, state, *device) for device in TWO_DEVICES]
     assert first[0].device_state["0.weight"].flatten().tolist() == [-1.0, 1.0]  # minus its delta
     assert first[1].device_state["0.weight"].flatten().tolist() == [2.0, -2.0]
     state = method.merge(net, state, first)
     assert get_weights(state) == [-0.5, 0.5]
-    assert state.broadcast["0.weight"].flatten().tolist() == [0.5, -0.5]
+    assert method.broadcast(state)["0.weight"].flatten().tolist() == [0.5, -0.5]
     # no gradient: the step is - lr · (c - c_0) = -(0.5 + 1)
     old = first[0].device_state
     second = make_update(method, net, state, 0, [make_batch(0)], round=1, device_state=old)
     assert second.delta["0.weight"].flatten().tolist() == [-1.5, 1.5]
     assert second.device_state["0.weight"].flatten().tolist() == [0.0, 0.0]
     state = method.merge(net, state, [second])
-    assert state.broadcast["0.weight"].flatten().tolist() == [1.0, -1.0]  # the mean of 0 and 2
+    assert method.broadcast(state)["0.weight"].flatten().tolist() == [
+        1.0,
+        -1.0,
+    ]  # the mean of 0 and 2
 
 
 def test_scaffold_can_take_the_mean_over_all_devices():
     net, method = make_net(), Scaffold(PLAIN, devices=10)
-    state = make_state(net)
+    state = make_state(net, method)
     state = method.merge(net, state, [make_update(method, net, state, 1, [make_batch(4, 1)])])
-    torch.testing.assert_close(state.broadcast["0.weight"].flatten(), torch.tensor([0.2, -0.2]))
-    assert list(state.broadcast) == ["0.weight"]
-    assert state.broadcast is state.extra[BROADCAST]
+    torch.testing.assert_close(
+        method.broadcast(state)["0.weight"].flatten(), torch.tensor([0.2, -0.2])
+    )
+    assert list(method.broadcast(state)) == ["0.weight"]
+    assert method.broadcast(state) is state.control
 
 
 def test_scaffold_reports_the_size_of_its_variates():
@@ -114,13 +118,13 @@ def test_scaffold_rejects_optimisers_other_than_plain_sgd(optimiser):
 @pytest.mark.parametrize("method", [FedAvg(PLAIN), FedProx(0.1, PLAIN), FedNova(PLAIN)])
 def test_a_round_without_updates_changes_nothing(method):
     net = make_net()
-    assert get_weights(method.merge(net, make_state(net), [])) == [0.0, 0.0]
+    assert get_weights(method.merge(net, make_state(net, method), [])) == [0.0, 0.0]
 
 
 def test_an_update_counts_the_steps_of_each_subnet():
     net, method = make_net(), FedAvg(PLAIN)
     batches = [make_batch(2), make_batch(1), make_batch(0, 0, 3)]
-    update = make_update(method, net, make_state(net), 0, batches, num_samples=5)
+    update = make_update(method, net, make_state(net, method), 0, batches, num_samples=5)
     assert update.subnet_steps == ((net.full, 3),)
     assert (update.steps, update.samples, update.num_samples) == (3, 5, 5)
     assert update.macs == 5 * net.macs(net.full, training=True)

@@ -6,10 +6,11 @@ import torch
 
 from pliant.data import Iid, ImageDataset
 from pliant.data.federated import TrainTestData
-from pliant.devices import ChangingTrace, ConstantTrace, Fleet
+from pliant.devices import ChangingTrace, ConstantTrace, CostRows, Fleet, PerRound
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
+from pliant.engine.run_store import read_records
 from pliant.engine.simulate import simulate
 from pliant.methods import (
     Coherent,
@@ -26,6 +27,8 @@ from pliant.methods import (
     Scaffold,
     ServerSgd,
 )
+from pliant.methods.aggregation import apply_delta, average_deltas
+from pliant.methods.base import ServerState, train_locally
 from pliant.nn.elastic import elastic
 from pliant.nn.models import digits_cnn_bn
 from pliant.nn.optimisers import Sgd
@@ -33,7 +36,50 @@ from pliant.params import get_params, nbytes
 from pliant.workers.pool import InlineWorkers
 
 LOCAL = LocalTraining(Sgd(lr=0.05, clip=5.0), batch=8)
+
+
+class OnlyLocal:
+    """A method that leaves everything to the defaults."""
+
+    local = LOCAL
+
+
+class AllVerbs:
+    """FedAvg with every verb spelt out."""
+
+    local = LOCAL
+
+    def make_budget_policy(self, net):
+        return PerRound(CostRows((1.0,)))
+
+    def select_subnet(self, net, row, key, step):
+        return net.full
+
+    def macs(self, net, row, key, step):
+        return net.macs(net.full, training=True)
+
+    def subnet_to_send(self, net, row, key):
+        return None
+
+    def train(self, net, task, steps):
+        return train_locally(net, task, steps, LOCAL.optimiser)
+
+    def extra_upload_bytes(self, net):
+        return 0
+
+    def init_state(self, params):
+        return ServerState(params)
+
+    def broadcast(self, state):
+        return {}
+
+    def merge(self, net, state, updates):
+        delta = average_deltas(net, state.params, updates, lambda update: update.samples)
+        return ServerState(apply_delta(state.params, delta))
+
+
 METHODS = {
+    "only-local": OnlyLocal(),
     "fedavg": FedAvg(LOCAL),
     "fedavgm": FedAvg(LOCAL, server=ServerSgd(momentum=0.5)),
     "fedprox": FedProx(0.1, LOCAL),
@@ -109,6 +155,19 @@ def test_a_resumed_run_has_the_same_result_bit_for_bit(name, tmp_path):
 @pytest.mark.parametrize("method", [Distreal(local=LOCAL), FedProx(0.0, LOCAL), FedNova(LOCAL)])
 def test_with_full_resources_it_is_fedavg(method):
     assert run(method, FULL)[-1].digest == run(FedAvg(LOCAL), FULL)[-1].digest
+
+
+def test_a_method_that_defines_only_local_is_fedavg(tmp_path):
+    fleet = Fleet(size=6, speed=ChangingTrace(low=0.3, high=1.5, per_round=2.0))
+    methods = {"own": OnlyLocal(), "all": AllVerbs(), "fedavg": FedAvg(LOCAL)}
+    records = {}
+    for name, method in methods.items():
+        run(method, fleet, folder=tmp_path / name)
+        records[name] = list(read_records(tmp_path / name))
+    assert len({task.samples for task in records["own"][:3]}) > 1  # weights matter
+    assert records["own"][-1].digest is not None
+    assert records["own"] == records["all"]  # costs, bytes, outcomes and scores too
+    assert records["own"] == records["fedavg"]
 
 
 @pytest.mark.parametrize(

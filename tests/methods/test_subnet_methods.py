@@ -13,8 +13,10 @@ from tests.methods.tiny_runs import (
 )
 
 from pliant.methods import Coherent, Distreal, Elfish, FedDropout, FedRolex, Fjord, HeteroFl
-from pliant.methods.base import BROADCAST, ServerState, TaskKey
+from pliant.methods.base import TaskKey
+from pliant.methods.elfish import ElfishState
 from pliant.nn.pareto_table import ParetoTable
+from pliant.params import get_params
 
 HALF, FULL = 0, 1
 WIDTHS = (0.5, 1.0)
@@ -28,7 +30,7 @@ def make_table(net):
 def run_round(method, round=0):
     """Train half the network on class 0 with x = 2, and all of it on class 1 with x = 4."""
     net = make_net()
-    state, last = make_state(net), get_last_row(method, net)
+    state, last = make_state(net, method), get_last_row(method, net)
     updates = [
         make_update(method, net, state, 0, [make_batch(2)], row=HALF, round=round),
         make_update(method, net, state, 1, [make_batch(4, 1)], row=last, round=round),
@@ -56,7 +58,7 @@ def test_heterofl_averages_over_the_devices_that_hold_a_coordinate():
 
 def test_heterofl_reports_which_filters_were_ever_trained():
     net, method = make_net(), HeteroFl(PLAIN, s=0.5, levels=2)
-    state = make_state(net)
+    state = make_state(net, method)
     state = method.merge(net, state, [make_update(method, net, state, 0, [make_batch(2)])])
     trained = method.find_trained_subnet(net, state)
     assert [mask.tolist() for mask in trained.masks] == [[True, False]]
@@ -78,7 +80,7 @@ def test_feddropout_averages_per_coordinate_or_over_all_devices(merging, b):
     device = next(
         d for d in range(9) if method.subnet_to_send(net, HALF, TaskKey(0, 0, d)).masks[0][0]
     )
-    state, last = make_state(net), get_last_row(method, net)
+    state, last = make_state(net, method), get_last_row(method, net)
     updates = [
         make_update(method, net, state, device, [make_batch(2)], row=HALF),
         make_update(method, net, state, 10, [make_batch(4, 1)], row=last),
@@ -102,7 +104,7 @@ def test_feddropout_draws_filters_per_device_or_per_round():
 
 def test_fjord_weights_by_samples_over_the_devices_that_hold_a_coordinate():
     net, method = make_net(), Fjord(PLAIN, widths=WIDTHS)
-    state = make_state(net)
+    state = make_state(net, method)
     updates = [make_update(method, net, state, 0, [make_batch(2, 0, 3)], row=HALF)]
     device = next(
         d for d in range(1, 9) if method.select_subnet(net, FULL, TaskKey(0, 0, d), 0) is net.full
@@ -126,7 +128,7 @@ def test_fjord_lets_the_widest_network_teach_the_sampled_one():
         d for d in range(9) if method.select_subnet(net, FULL, TaskKey(0, 0, d), 0) is not net.full
     )
     # the teacher's step is (1, -1); its targets of 1/2 are what the student predicts already
-    update = make_update(method, net, make_state(net), device, [make_batch(2)], row=FULL)
+    update = make_update(method, net, make_state(net, method), device, [make_batch(2)], row=FULL)
     assert update.delta["0.weight"].flatten().tolist() == [1.0, -1.0]
     macs = method.macs(net, HALF, TaskKey(0, 0, device), 0)
     assert macs == 2 * net.macs(net.select_prefix(0.5), training=True)  # both passes are charged
@@ -134,7 +136,7 @@ def test_fjord_lets_the_widest_network_teach_the_sampled_one():
 
 def test_distillation_moves_the_sampled_network_towards_the_widest_one():
     net, method = make_net(), Fjord(PLAIN, widths=WIDTHS, distilled=True)
-    state = make_state(net)
+    state = make_state(net, method)
     state.params["0.weight"][1] = -2.0  # logits 0 and -4: the teacher predicts p = 1 / (1 + e^-4)
     device = next(
         d for d in range(9) if method.select_subnet(net, FULL, TaskKey(0, 0, d), 0) is not net.full
@@ -149,7 +151,7 @@ def test_distillation_moves_the_sampled_network_towards_the_widest_one():
 def test_dynamic_fjord_uses_the_width_that_fits_now():
     net, method = make_net(), Fjord(PLAIN, widths=WIDTHS, dynamic=True)
     assert not method.make_budget_policy(net).is_per_round
-    state = make_state(net)
+    state = make_state(net, method)
     updates = [
         make_update(method, net, state, 0, [make_batch(2), make_batch(0)], rows=[HALF, HALF]),
         make_update(method, net, state, 1, [make_batch(4, 1), make_batch(0)], rows=[FULL, HALF]),
@@ -167,13 +169,13 @@ def test_elfish_weights_a_device_by_the_share_of_filters_it_trained():
     _, state = run_round(Elfish(PLAIN, min_width=0.5))
     # device 0 has trained one of two filters: its weight is a half, and its masked one is unchanged
     torch.testing.assert_close(get_weights(state), [(0.5 - 2) / 1.5, 2 / 1.5])
-    contributions = state.extra[BROADCAST]["0"]
+    contributions = Elfish().broadcast(state)["0"]
     torch.testing.assert_close(contributions.tolist(), [1.0, 2 / 1.5])
 
 
 def test_elfish_keeps_what_moved_most_and_rotates_the_rest():
     net = make_net()
-    state = ServerState(make_state(net).params, {BROADCAST: {"0": torch.tensor([0.1, 0.7])}})
+    state = ElfishState(get_params(net.module), {"0": torch.tensor([0.1, 0.7])})
 
     def select_mask(top, round):
         method = Elfish(PLAIN, min_width=0.5, top=top)
@@ -212,8 +214,8 @@ def make_two_updates(method, net, state):
 def test_distreal_merges_by_macs_samples_or_counts(merging, expected, filters):
     net = make_net()
     method = Distreal(make_table(net), PLAIN, filters=filters, merging=merging)
-    updates = make_two_updates(method, net, make_state(net))
-    state = method.merge(net, make_state(net), updates)
+    updates = make_two_updates(method, net, make_state(net, method))
+    state = method.merge(net, make_state(net, method), updates)
     torch.testing.assert_close(get_weights(state), expected)
 
 
@@ -258,7 +260,7 @@ def test_ordered_filters_are_charged_as_whole_filters():
 def test_coherent_weights_a_coordinate_by_its_steps(filters):
     net = make_net()
     method = Coherent(make_table(net), PLAIN, filters=filters)
-    updates = make_two_updates(method, net, make_state(net))
-    state = method.merge(net, make_state(net), updates)
+    updates = make_two_updates(method, net, make_state(net, method))
+    state = method.merge(net, make_state(net, method), updates)
     torch.testing.assert_close(get_weights(state), [-0.5, 2 / 1.5])
     assert method.find_trained_subnet(net, state) is None

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from tests.methods.bad_updates import BAD_UPDATES, FALSE_MACS
+from tests.methods.tiny_runs import flatten_state, make_context, make_state
+from tests.methods.wrapped_method import WrappedMethod
 
 from pliant.data import Iid, ImageDataset
 from pliant.data.federated import TrainTestData
@@ -19,7 +21,7 @@ from pliant.engine.manifests import ManifestBuilder
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import read_records
 from pliant.methods import AnyMethod, FedAvg
-from pliant.methods.base import LocalTraining, ServerState, TaskKey, Update
+from pliant.methods.base import LocalTraining, TaskKey, Update
 from pliant.methods.validation import (
     UpdateManifest,
     ValidationPolicy,
@@ -82,10 +84,9 @@ class Round:
     manifests: dict
 
     def merge(self, updates):
-        state = self.method.merge(self.net, ServerState(get_params(self.net.module)), updates)
+        state = self.method.merge(self.net, make_state(self.net, self.method), updates)
         assert is_finite(state.params)
-        extra = {f"{key}/{name}": t for key, ps in state.extra.items() for name, t in ps.items()}
-        return digest({**state.params, **extra}), state.params
+        return digest(flatten_state(state)), state.params
 
     @cache  # noqa: B019  # one per method
     def merge_without(self, device):
@@ -275,11 +276,11 @@ class PackedMethod:
 
 @pytest.fixture(scope="module")
 def packed():
-    net, method = make_elastic(), PackedMethod()
+    context = make_context(make_elastic(), PackedMethod())
     job = Job(TaskKey(0, 0, 1), (0,), (1.0,), 0.1, {})
-    params = get_params(net.module)
-    manifest = ManifestBuilder(method, net).build(params, job, (8,), (9.0,))
-    return net, manifest, method.train(net, make_task(method, net, params, job), ())
+    params = get_params(context.net.module)
+    manifest = ManifestBuilder(context).build(params, job, (8,), (9.0,))
+    return context.net, manifest, context.train(make_task(context, params, job), ())
 
 
 def test_a_packed_update_must_have_the_shapes_of_its_subnet(packed):
@@ -326,23 +327,22 @@ def test_extra_tensors_are_checked_too(packed):
     assert "no other device_state tensors, got 'x'" in problem
 
 
-class SpoiledMethod:
+class SpoiledMethod(WrappedMethod):
     """A method whose device 1 sends bad updates or, without `spoil`, is ignored."""
 
     def __init__(self, inner, spoil=None):
-        self.inner, self.spoil, self.local = inner, spoil, inner.local
-        self.make_budget_policy = inner.make_budget_policy
-        self.select_subnet, self.subnet_to_send = inner.select_subnet, inner.subnet_to_send
+        super().__init__(inner)
+        self.spoil = spoil
 
     def train(self, net, task, steps):
         steps = list(steps)
-        update = self.inner.train(net, task, steps)
+        update = super().train(net, task, steps)
         return self.spoil(update) if self.spoil and steps and task.key.device == 1 else update
 
     def merge(self, net, state, updates):
         if self.spoil is None:
             updates = [update for update in updates if update.device != 1]
-        return self.inner.merge(net, state, updates)
+        return super().merge(net, state, updates)
 
 
 @pytest.mark.parametrize("bad", ["nothing", "NaN", "shape (1,)"])

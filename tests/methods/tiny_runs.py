@@ -5,16 +5,17 @@ the two logits. From a = b = 0, at lr 1 and with one sample of class 0, a step m
 by -x/2. A sample with x = 0 has no gradient.
 """
 
-from dataclasses import replace
+from dataclasses import fields
 
 import torch
 from torch import nn
 
+from pliant.engine.local_work import WorkerContext
 from pliant.methods import LocalTraining
-from pliant.methods.base import ServerState, Step, Task, TaskKey
+from pliant.methods.base import Step, Task, TaskKey
 from pliant.nn.elastic import elastic
 from pliant.nn.optimisers import Sgd
-from pliant.params import get_params
+from pliant.params import flatten, get_params
 
 PLAIN = LocalTraining(Sgd(lr=1.0))
 
@@ -28,8 +29,18 @@ def make_net():
     return elastic(nn.Sequential(conv, nn.Flatten(), identity), torch.zeros(1, 1, 1, 1))
 
 
-def make_state(net):
-    return ServerState(get_params(net.module))
+def make_context(net, method):
+    """Resolve what a method leaves out; there is no data."""
+    return WorkerContext(net, None, method)
+
+
+def make_state(net, method):
+    return make_context(net, method).init_state(get_params(net.module))
+
+
+def flatten_state(state):
+    """Return every tensor of a server state by its name."""
+    return flatten({field.name: getattr(state, field.name) for field in fields(state)})
 
 
 def get_weights(state):
@@ -56,28 +67,29 @@ def make_update(
     classes=(0, 1),
 ):
     """Train a device on batches of (x, y) and return its update; `rows` has one per step."""
-    rows = rows or [row] * len(batches)
+    rows, context = rows or [row] * len(batches), make_context(net, method)
     key, lr = TaskKey(0, round, device), method.local.optimiser.lr
-    packed = method.subnet_to_send(net, rows[0], key)
+    packed, extra = context.subnet_to_send(rows[0], key), context.broadcast(state)
     params = state.params if packed is None else net.take(state.params, packed)
-    task = Task(key, params, lr, packed, state.broadcast, dict(device_state), num_samples, classes)
+    task = Task(key, params, lr, packed, extra, dict(device_state), num_samples, classes)
     steps = []
     for number, ((x, y), row) in enumerate(zip(batches, rows, strict=bool(batches))):
-        subnet = method.select_subnet(net, row, key, number)
+        subnet = context.select_subnet(row, key, number)
         steps.append(Step(x, y, subnet, len(y) * net.macs(subnet, training=True)))
-    return method.train(net, task, steps)
+    return context.train(task, steps)
 
 
 def make_unpacked_update(method, net, state, device, batches, *, row, round=0):
     """Train the same steps in the full network."""
-    key = TaskKey(0, round, device)
-    task = Task(key, state.params, method.local.optimiser.lr)
+    key, context = TaskKey(0, round, device), make_context(net, method)
+    extra = context.broadcast(state)
+    task = Task(key, state.params, method.local.optimiser.lr, extra=extra)
     steps = [
-        Step(x, y, method.select_subnet(net, row, key, number), 1.0)
+        Step(x, y, context.select_subnet(row, key, number), 1.0)
         for number, (x, y) in enumerate(batches)
     ]
-    return method.train(net, replace(task, extra=state.broadcast), steps)
+    return context.train(task, steps)
 
 
 def get_last_row(method, net):
-    return len(method.make_budget_policy(net).rows.shares) - 1
+    return len(make_context(net, method).budget_policy.rows.shares) - 1

@@ -47,7 +47,7 @@ def test_it_reports_where_and_why_a_value_was_made_dense(name: str, line: str) -
     where, _, why = line.removeprefix("dense: ").partition(": ")
     value, _, reader = where.partition(" for ")
     assert any(
-        (fallback.value, fallback.reader) == (value, reader) and fallback.why.startswith(why)
+        (fallback.value, fallback.reader) == (value, reader) and fallback.reason.startswith(why)
         for fallback in net.dense_fallbacks
     )
 

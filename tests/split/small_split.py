@@ -48,6 +48,17 @@ def make_settings(rounds=4):
     return RunSettings(rounds=rounds, evaluation=Evaluation(every=2), checkpoint_every=2)
 
 
+def make_faulty(change):
+    """Return a factory of clients whose messages are changed, given the client's number."""
+
+    def make_client(client):
+        honest_forward = client.forward
+        client.forward = lambda: change(client.number, honest_forward())
+        return client
+
+    return make_client
+
+
 def run(method=ADASPLIT, *, fleet=None, rounds=4, data=None, settings=None, stop=None, **options):
     """Run a method for at most `stop` rounds and return the records."""
     data = data or make_data()

@@ -6,6 +6,8 @@ from tests.split.small_split import ADASPLIT, LOCAL, make_data, make_network, ru
 from pliant.devices import ConstantTrace, Fleet, SteppedTrace
 from pliant.nn.optimisers import Adam
 from pliant.split import AdaSplit, SplitFed, SplitTraining, VanillaSplit
+from pliant.split.base import ClientCosts
+from pliant.split.exchange import SplitRound
 from pliant.split.session import Session
 
 
@@ -23,34 +25,32 @@ def test_the_local_phase_sends_nothing_and_the_global_one_k_messages_per_iterati
 
 
 class FreeEnvironment:
-    """An environment that accepts everything and charges nothing."""
+    """An environment in which nothing takes time."""
 
-    def __init__(self, session):
-        self.session = session
+    def __init__(self, clients):
+        self.costs = [ClientCosts() for _ in range(clients)]
 
     def available_clients(self):
-        return list(range(len(self.session.data)))
+        return list(range(len(self.costs)))
 
-    def compute(self, client, cost):
+    def compute(self, client, macs, samples):
         return True
 
-    def send(self, client, message, shape, payload):
-        return payload.decode(message.body, shape), torch.zeros(shape[0], dtype=torch.int64)
-
-    def serve(self, client, cost): ...
-    def send_gradient(self, client, size, *, dense, nonzero): ...
-    def record_loss(self, client, loss): ...
+    def upload(self, client, size): ...
+    def serve(self, client, macs): ...
+    def download(self, client, size): ...
     def barrier(self): ...
+
+
+def make_session(method):
+    return Session(method, make_network(), make_data(), Fleet(size=3), seed=0)
 
 
 def train_clients(method, *, scale):
     """Train one round and return the clients' parameters; `scale` changes the server's loss."""
-    session = Session(
-        make_network(), make_data(), LOCAL, "stage1", seed=0, has_head=method.has_head
-    )
-    method.begin(session)
-    session.active_server.part.params["stage5.weight"].mul_(scale)
-    method.train(session, FreeEnvironment(session), 0, 1)
+    session = make_session(method)
+    session.server.part.params["stage5.weight"].mul_(scale)
+    method.train(SplitRound(session, FreeEnvironment(3), 0, 1, max_abs=1e6))
     return {client: part.params for client, part in session.clients.items()}
 
 
@@ -68,8 +68,7 @@ def test_clients_depend_on_the_server_only_if_it_sends_gradients():
 def test_without_an_objective_clients_are_not_trained():
     method = make_adasplit(objective="none", kappa=0.0, eta=1.0)
     params = train_clients(method, scale=1.0)
-    session = Session(make_network(), make_data(), LOCAL, "stage1", seed=0)
-    method.begin(session)
+    session = make_session(method)
     assert are_equal(params, {client: part.params for client, part in session.clients.items()})
 
 

@@ -22,13 +22,16 @@ def make_net():
     return elastic(make_module(), torch.zeros(1, 4, 8, 8))
 
 
+def make_part():
+    return TrainablePart(make_net(), get_params(make_module()), ADAM)
+
+
 def make_masked(**options):
-    options = {"penalty": 1e-3, "penalised": "own", "seed": 0} | options
-    return MaskedServer(make_net(), get_params(make_module()), ADAM, **options)
+    return MaskedServer(make_part(), **{"penalty": 1e-3, "penalised": "own", "seed": 0} | options)
 
 
 def make_shared():
-    return SharedServer(TrainablePart(make_net(), get_params(make_module()), ADAM))
+    return SharedServer(make_part())
 
 
 def make_batch(count=6):

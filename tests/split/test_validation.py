@@ -3,14 +3,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.split.small_split import ADASPLIT, run
+from tests.split.small_split import ADASPLIT, make_faulty, run
 
 from pliant.split import SplitFed, VanillaSplit
 from pliant.split.payload import Message, Payload
 from pliant.split.validation import MessageManifest, decode_message
 
 DENSE = Payload(zeros="sent")
-MANIFEST = MessageManifest(2, (2, 3), 5, frozenset({1, 4}), DENSE, largest=1e6)
+MANIFEST = MessageManifest(2, (2, 3), 5, frozenset({1, 4}), DENSE, max_abs=1e6)
 GOOD = Message((2, 3), DENSE.encode(torch.ones(2, 3)), b"\x01\x04")
 
 
@@ -44,7 +44,7 @@ def test_a_bad_message_is_rejected_with_a_reason(message, reason):
     assert decode_message(message, MANIFEST) == f"client 2: expected {reason}"
 
 
-def replace_by_nan(client, message):
+def corrupt_message(client, message):
     if client != 1:
         return message
     return replace(message, body=Payload().encode(torch.full(message.shape, math.nan)))
@@ -52,7 +52,7 @@ def replace_by_nan(client, message):
 
 @pytest.mark.parametrize("method", [ADASPLIT, VanillaSplit(local=ADASPLIT.local)])
 def test_a_run_continues_without_a_client_that_sends_nan(method, tmp_path):
-    records = run(method, message_hook=replace_by_nan, folder=tmp_path)
+    records = run(method, make_client=make_faulty(corrupt_message), folder=tmp_path)
     reasons = {reason for record in records for reason in record.exchange.refused}
     assert reasons == {"client 1: expected activations of finite numbers, got NaN"}
     assert len(records) == 4
@@ -64,6 +64,6 @@ def test_a_run_continues_without_a_client_that_sends_nan(method, tmp_path):
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_rejected_message_does_not_change_the_server(version):
     method = SplitFed(local=ADASPLIT.local, version=version)
-    records = run(method, message_hook=lambda client, message: None, stop=4)
+    records = run(method, make_client=make_faulty(lambda client, message: {}), stop=4)
     assert all(record.merged == 0 and record.loss is None for record in records)
     assert records[1].personal == records[3].personal

@@ -8,15 +8,9 @@ from tests.engine.small_runs import images, network
 from pliant.table_search import Nsga2, SearchSettings, ShortTrainingSettings
 from pliant.table_search.run import iter_search
 
-SETTINGS = SearchSettings(
-    algorithm=Nsga2(population=6, generations=3),
-    objective=ShortTrainingSettings(
-        batches=2, batch=8, seeds=2, snapshot_batches=2, eval_images=20
-    ),
-    corner_seeds=3,
-    fresh_seeds=2,
-    rows=8,
-)
+OBJECTIVE = ShortTrainingSettings(batches=2, batch=8, seeds=2, snapshot_batches=2, eval_images=20)
+ALGORITHM = Nsga2(population=6, generations=3)
+SETTINGS = SearchSettings(ALGORITHM, OBJECTIVE, corner_seeds=3, fresh_seeds=2, rows=8)
 
 
 def run(folder, **options):

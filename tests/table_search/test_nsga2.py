@@ -31,8 +31,7 @@ def test_the_front_equals_that_of_pymoos_own_loop():
 
     problem, settings = make_problem(sites=3), Nsga2(population=16, generations=10)
     evolution = evolve(settings, make_corners(problem), problem.highest_rate, seed=5)
-    first = next(evolution)
-    vectors = first
+    first = vectors = next(evolution)
 
     def objectives(x):
         return np.stack([problem.cost(x), squared(x)], axis=1)
@@ -69,11 +68,10 @@ def test_both_corners_are_in_the_first_population():
 
 def test_the_front_depends_on_the_seed_alone():
     settings = Nsga2(population=8, generations=3)
-    fronts = [
-        run_search(settings.propose(make_problem(seed=seed)), squared)[0] for seed in (0, 0, 1)
-    ]
-    assert np.array_equal(fronts[0], fronts[1])
-    assert not np.array_equal(fronts[0], fronts[2])
+    problems = [make_problem(seed=seed) for seed in (0, 0, 1)]
+    first, again, other = (run_search(settings.propose(p), squared)[0] for p in problems)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
 
 
 def test_equal_rates_need_no_training_and_random_ones_one_per_vector_and_seed():

@@ -3,13 +3,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.table_search.pareto import average_over_budgets, find_pareto_front, hypervolume
-
-POINTS = st.lists(
-    st.tuples(st.floats(-0.25, 1.25, width=32), st.floats(-0.25, 1.25, width=32)),
-    min_size=1,
-    max_size=30,
+from pliant.table_search.pareto import (
+    average_over_budgets,
+    find_pareto_front,
+    find_undominated,
+    hypervolume,
 )
+
+COORDINATE = st.floats(-0.25, 1.25, width=32)
+POINTS = st.lists(st.tuples(COORDINATE, COORDINATE), min_size=1, max_size=30)
 
 
 def columns(points):
@@ -47,3 +49,11 @@ def test_the_average_over_budgets_falls_where_a_dearer_row_is_worse():
     costs, losses = columns([(0.0, 0.2), (0.5, 0.6)])
     assert average_over_budgets(costs, losses) == pytest.approx(0.5 * 0.8 + 0.5 * 0.4)
     assert hypervolume(costs, losses) == pytest.approx(0.8)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=12))
+def test_the_undominated_points_are_those_of_pymoo(rows):
+    sorting = pytest.importorskip("pymoo.util.nds.non_dominated_sorting")
+    costs = np.array(rows, float)
+    expected = sorted(sorting.find_non_dominated(costs))
+    assert np.flatnonzero(find_undominated(costs)).tolist() == expected

@@ -9,12 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from tests.engine.small_runs import images, network
 from tests.table_search import search_once
 
 import pliant
 from pliant.nn.table_file import load_table, read_provenance
-from pliant.table_search import SearchSettings, StepTimeModel, SurrogateSearch, UniformRates
+from pliant.table_search import StepTimeModel, SurrogateSearch, UniformRates
 from pliant.table_search.run import SNAPSHOT_FILE, TABLE_FILE, measure_vectors, search
 from pliant.table_search.short_training import Trial, TrialOutcome
 from pliant.table_search.trial_log import TRIALS_FILE, TrialLog, read_trials
@@ -93,8 +94,8 @@ def test_a_trial_with_a_corrupt_record_runs_again(finished, tmp_path):
     (tmp_path / TRIALS_FILE).write_bytes(header + b"".join(lines))
     (tmp_path / SNAPSHOT_FILE).write_bytes(b"PLIANT broken")
     search_once.run(tmp_path)
-    assert read_files(tmp_path)[TABLE_FILE] == read_files(finished)[TABLE_FILE]
-    assert read_files(tmp_path)[SNAPSHOT_FILE] == read_files(finished)[SNAPSHOT_FILE]
+    for name in (TABLE_FILE, SNAPSHOT_FILE):
+        assert (tmp_path / name).read_bytes() == (finished / name).read_bytes()
     assert len(read_trials(tmp_path / TRIALS_FILE)) == len(lines)
 
 
@@ -119,39 +120,28 @@ def test_a_record_without_a_cost_is_read_and_one_with_a_wrong_digest_is_not(tmp_
 
 def test_records_of_another_objective_are_not_used(finished, tmp_path):
     (tmp_path / TRIALS_FILE).write_bytes((finished / TRIALS_FILE).read_bytes())
-    objective = msgspec.structs.replace(search_once.SETTINGS.objective, batches=3)
-    settings = msgspec.structs.replace(
-        search_once.SETTINGS, algorithm=UniformRates(3), objective=objective
-    )
+    objective = replace(search_once.OBJECTIVE, batches=3)
+    settings = replace(search_once.SETTINGS, algorithm=UniformRates(3), objective=objective)
     count = len(read_trials(finished / TRIALS_FILE))
     search(network(), images(80), settings, folder=tmp_path)
     assert len(read_trials(tmp_path / TRIALS_FILE)) == count + 3 * 2 + 3 * 2
 
 
 def test_in_python_a_table_takes_one_line():
-    settings = SearchSettings(
-        algorithm=SurrogateSearch(min_design=6, rounds=1, per_round=3, vectors=4),
-        objective=search_once.SETTINGS.objective,
-        corner_seeds=2,
-        fresh_seeds=1,
-        rows=6,
-    )
+    algorithm = SurrogateSearch(min_design=6, rounds=1, per_round=3, vectors=4)
+    settings = replace(search_once.SETTINGS, algorithm=algorithm, corner_seeds=2, rows=6)
     table = pliant.search(network(), images(80), settings)
     assert len(table.rates) == 6
     table.check_network(pliant.elastic(network(), torch.zeros(1, 1, 16, 16)))
 
 
 def test_with_a_profile_both_costs_are_in_the_table():
-    settings = msgspec.structs.replace(
-        search_once.SETTINGS,
-        algorithm=UniformRates(4),
-        cost="seconds",
-        profile=StepTimeModel(start=1e-3, per_mac=1e-9, per_byte=1e-9, batch=8),
-    )
+    settings, profile = search_once.SETTINGS, StepTimeModel(1e-3, 1e-9, 1e-9, batch=8)
+    settings = replace(settings, algorithm=UniformRates(4), cost="seconds", profile=profile)
     table = search(network(), images(80), settings)
     assert len(table.seconds) == len(table.shares) == len(table.rates)
     with pytest.raises(ValueError, match="Expected a profile"):
-        msgspec.structs.replace(search_once.SETTINGS, cost="seconds")
+        replace(search_once.SETTINGS, cost="seconds")
 
 
 def test_the_measured_corners_have_cost_one_and_zero():

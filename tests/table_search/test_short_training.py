@@ -3,10 +3,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engine.small_runs import images, network
 
 from pliant.data import Iid, ImageDataset
 from pliant.data.federated import TrainTestData
-from pliant.nn.models import digits_cnn
+from pliant.nn.optimisers import Sgd
 from pliant.params import digest
 from pliant.table_search.distortion import Distortion, distort_images
 from pliant.table_search.short_training import (
@@ -22,33 +23,19 @@ from pliant.table_search.short_training import (
 SETTINGS = ShortTrainingSettings(batches=4, batch=8, snapshot_batches=4, eval_images=20)
 
 
-def images(count, seed=0, channels=1):
-    rng = torch.Generator().manual_seed(seed)
-    labels = torch.arange(count) % 5
-    pixels = torch.randint(0, 128, (count, channels, 16, 16), generator=rng, dtype=torch.uint8)
-    pixels[torch.arange(count), 0, 3 * labels] += 127
-    return ImageDataset.from_tensors(pixels, labels, classes=5)
-
-
 @pytest.fixture(scope="module")
 def net():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return digits_cnn(5, filters=(4, 6), hidden=16, side=16)
+    return network()
 
 
 def test_the_three_parts_of_the_proxy_images_are_disjoint(net):
     proxy = images(90)
-    context = make_search_context(
-        net, proxy, ShortTrainingSettings(eval_images=20, distortion=Distortion(1, 1, 1, 0.0))
-    )
-    rows = [p.tobytes() for p in proxy.pixels.numpy()]
-    parts = [
-        [p.tobytes() for p in part.pixels.numpy()]
-        for part in (context.snapshot_images, context.train_images, context.eval_images)
-    ]
+    settings = ShortTrainingSettings(eval_images=20, distortion=Distortion(1, 1, 1, 0.0))
+    context = make_search_context(net, proxy, settings)
+    parts = (context.snapshot_images, context.train_images, context.eval_images)
     assert [len(part) for part in parts] == [35, 35, 20]
-    assert sorted(row for part in parts for row in part) == sorted(rows)
+    pixels = np.concatenate([part.pixels.numpy() for part in parts])
+    assert sorted(p.tobytes() for p in pixels) == sorted(p.tobytes() for p in proxy.pixels.numpy())
 
 
 def test_too_few_proxy_images_are_refused(net):
@@ -93,8 +80,6 @@ def test_device_data_is_never_touched(net):
 
 
 def test_a_training_that_diverges_gives_a_number(net):
-    from pliant.nn.optimisers import Sgd
-
     settings = ShortTrainingSettings(batches=8, batch=8, eval_images=20, optimiser=Sgd(lr=1e6))
     context = make_search_context(net, images(90), settings)
     assert run_short_training(context, train_snapshot(context), Trial((0.0, 0.0), 0)).loss == 1e3
@@ -110,18 +95,16 @@ def test_distortion_halves_brightness_and_saturation():
     image = ImageDataset.from_tensors(pixels, torch.tensor([0]), classes=2)
     distorted = distort_images(image, Distortion(0.5, 1.0, 0.5), seed=0)
     grey = 0.299 * 100 + 0.587 * 50  # of the darker image
-    assert distorted.pixels.flatten().tolist() == [
-        round(grey + (value - grey) / 2) for value in (100, 50, 0)
-    ]
+    expected = [round(grey + (value - grey) / 2) for value in (100, 50, 0)]
+    assert distorted.pixels.flatten().tolist() == expected
 
 
 @given(st.floats(0, 1), st.floats(0, 0.2))
 def test_grey_images_get_contrast_and_noise_and_stay_bytes(contrast, noise):
-    original = images(3)
-    distorted = distort_images(original, Distortion(contrast=contrast, noise=noise), seed=1)
+    original, distortion = images(3), Distortion(contrast=contrast, noise=noise)
+    distorted, again = (distort_images(original, distortion, seed=1) for _ in range(2))
     assert distorted.pixels.dtype == torch.uint8
     assert torch.equal(distorted.labels, original.labels)
-    again = distort_images(original, Distortion(contrast=contrast, noise=noise), seed=1)
     assert torch.equal(distorted.pixels, again.pixels)
     if noise == 0:
         spread = distorted.pixels.float().std() / original.pixels.float().std()

@@ -25,9 +25,8 @@ def test_a_fit_without_noise_finds_the_three_constants(start, per_mac, per_byte)
 
 
 def test_no_constant_is_negative():
-    model = fit_step_time_model(
-        [(1.0, 9.0), (2.0, 5.0), (3.0, 1.0), (4.0, 0.5)], [1.0, 2.0, 3.0, 4.0], batch=1
-    )
+    amounts = [(1.0, 9.0), (2.0, 5.0), (3.0, 1.0), (4.0, 0.5)]
+    model = fit_step_time_model(amounts, [1.0, 2.0, 3.0, 4.0], batch=1)
     assert min(model.start, model.per_mac, model.per_byte) >= 0
     assert model.per_mac == pytest.approx(1.0)
 

@@ -15,10 +15,8 @@ def make_columns(*rows):
 
 
 def test_a_row_that_costs_more_and_gains_less_is_left_out():
-    columns = make_columns(
-        ([0.5], 0.25, 0.1), ([0.3], 0.49, 0.3), ([0.2], 0.64, 0.2), ([0], 1, 0.4)
-    )
-    rows = select_monotone(*columns)
+    measured = ([0.5], 0.25, 0.1), ([0.3], 0.49, 0.3), ([0.2], 0.64, 0.2), ([0], 1, 0.4)
+    rows = select_monotone(*make_columns(*measured))
     assert rows.costs.tolist() == [0.25, 0.49, 1.0]
     assert rows.gains.tolist() == [0.1, 0.3, 0.4]
 
@@ -49,13 +47,10 @@ def test_a_gap_stays_where_the_line_between_two_vectors_leaves_it():
     assert len(fill_gaps(ends, 3, bump).costs) == 3
 
 
-@given(
-    st.lists(
-        st.tuples(st.floats(0.0, 0.5), st.floats(0.0, 0.5), st.floats(0, 1)),
-        min_size=1,
-        max_size=12,
-    )
-)
+RATE = st.floats(0.0, 0.5)
+
+
+@given(st.lists(st.tuples(RATE, RATE, st.floats(0, 1)), min_size=1, max_size=12))
 def test_rows_rise_in_cost_and_gain_for_any_measurements(measured):
     vectors = np.array([row[:2] for row in measured] + [(0.0, 0.0)])
     gains = np.array([row[2] for row in measured] + [0.5])

@@ -12,45 +12,28 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from tests.workers.worker_jobs import (
-    Train,
-    build_context,
-    execute,
-    failing_context,
-    no_context,
-    run_rounds,
-    train,
-)
+from tests.workers import worker_jobs
+from tests.workers.worker_jobs import Train, build_context, execute, no_context, run_rounds, train
 
 from pliant.value import decode, encode
+from pliant.workers import pool as pools
 from pliant.workers import process_backend
-from pliant.workers.pool import (
-    AnyWorkers,
-    InlineWorkers,
-    ProcessWorkers,
-    RayWorkers,
-    WorkerLost,
-    count_cores,
-    open_pool,
-)
+from pliant.workers.pool import InlineWorkers, ProcessWorkers, RayWorkers, WorkerLost, open_pool
 from pliant.workers.shared_memory import choose_memory_folder
 
 JOBS = [Train(device, steps=1 + device % 3) for device in range(6)]
 PARAMS = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(4)}
 
 
-@pytest.fixture(scope="module")
-def folder():
-    """Return a folder in memory of this test run only."""
-    with TemporaryDirectory(prefix="pliant-test-", dir=choose_memory_folder()) as name:
-        yield Path(name)
-
-
 @pytest.fixture(scope="module", autouse=True)
-def use_folder(folder):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process_backend, "choose_memory_folder", lambda: folder)
-        yield
+def folder():
+    """Use a folder in memory of this test run only."""
+    with (
+        TemporaryDirectory(prefix="pliant-test-", dir=choose_memory_folder()) as name,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(process_backend, "choose_memory_folder", lambda: Path(name))
+        yield Path(name)
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +64,7 @@ def expected():
 
 
 @pytest.fixture(scope="module")
-def pool(use_folder):
+def pool(folder):
     with open_pool(ProcessWorkers(count=2), no_context, execute) as pool:
         yield pool
 
@@ -92,8 +75,8 @@ def test_workers_are_read_from_plain_data():
         ({"type": "processes", "count": 2}, ProcessWorkers(count=2)),
         ({"type": "ray", "address": "10.0.0.1:6379"}, RayWorkers(address="10.0.0.1:6379")),
     ]:
-        assert decode(raw, AnyWorkers) == workers
-        assert decode(encode(workers), AnyWorkers) == workers
+        assert decode(raw, pools.AnyWorkers) == workers
+        assert decode(encode(workers), pools.AnyWorkers) == workers
     with pytest.raises(ValueError, match=r"Expected `int` >= 1 - at `\$.count` of ProcessWorkers"):
         ProcessWorkers(count=0)
 
@@ -101,10 +84,10 @@ def test_workers_are_read_from_plain_data():
 def test_cores_follow_the_affinity_and_the_quota(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     quota = tmp_path / "cpu.max"
-    assert count_cores(quota) == 8
+    assert pools.count_cores(quota) == 8
     for text, count in [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1)]:
         quota.write_text(text)
-        assert count_cores(quota) == count
+        assert pools.count_cores(quota) == count
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -240,7 +223,7 @@ def test_an_idle_worker_that_dies_is_replaced(pool):
 def test_a_setup_that_fails_is_an_error_at_once():
     with (
         pytest.raises(LookupError, match="no data here") as caught,
-        open_pool(ProcessWorkers(count=1), failing_context, execute) as pool,
+        open_pool(ProcessWorkers(count=1), worker_jobs.failing_context, execute) as pool,
     ):
         pool.run([("echo", 1)], {})
     assert "worker_jobs.py" in caught.value.__notes__[0]
@@ -288,7 +271,7 @@ if __name__ == "__main__":
 """
 
 
-def run_script(tmp_path, *arguments, script=SCRIPT):
+def start_script(tmp_path, *arguments, script=SCRIPT):
     file = tmp_path / "script.py"
     file.write_text(script)
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
@@ -300,9 +283,18 @@ def run_script(tmp_path, *arguments, script=SCRIPT):
     )
 
 
+def run_script(tmp_path, folder, script=SCRIPT):
+    with start_script(tmp_path, folder, script=script) as parent:
+        try:
+            _, errors = parent.communicate(timeout=60)
+        finally:
+            parent.kill()
+    return parent.returncode, errors
+
+
 def test_workers_of_a_killed_parent_stop_in_the_middle_of_a_job(folder, tmp_path):
     started = tmp_path / "started"
-    with run_script(tmp_path, folder, started) as parent:
+    with start_script(tmp_path, folder, started) as parent:
         try:
             _wait_for(lambda: started.exists() and started.read_text())
             worker = psutil.Process(int(started.read_text()))
@@ -313,23 +305,14 @@ def test_workers_of_a_killed_parent_stop_in_the_middle_of_a_job(folder, tmp_path
 
 
 def test_a_pool_that_is_never_closed_does_not_block_exit(folder, tmp_path):
-    with run_script(tmp_path, folder) as parent:
-        try:
-            _, errors = parent.communicate(timeout=60)
-        finally:
-            parent.kill()
-    assert (parent.returncode, errors) == (0, "")
+    assert run_script(tmp_path, folder) == (0, "")
 
 
 @pytest.mark.slow  # four starts, one after another
 def test_a_script_without_a_main_guard_is_an_error(folder, tmp_path):
     unguarded = SCRIPT.replace('if __name__ == "__main__":', "if True:")
-    with run_script(tmp_path, folder, script=unguarded) as parent:
-        try:
-            _, errors = parent.communicate(timeout=60)
-        finally:
-            parent.kill()
-    assert parent.returncode == 1
+    returncode, errors = run_script(tmp_path, folder, unguarded)
+    assert returncode == 1
     assert 'under `if __name__ == "__main__":`' in errors
     assert errors.splitlines()[-1].endswith("died while starting (last: exit code 1)")
 

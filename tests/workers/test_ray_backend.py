@@ -16,7 +16,8 @@ from tests.workers.worker_jobs import Train, build_context, execute, no_context,
 from pliant.workers.pool import InlineWorkers, RayWorkers, open_pool
 
 HERE = Path(__file__).parent
-NODE = ["--block", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--object-store-memory=100000000"]
+START = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
+START += ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000"]
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 
@@ -36,24 +37,13 @@ def cluster():
         address = f"127.0.0.1:{port}"
         nodes = []
         try:
-            for arguments in (
-                [
-                    "--head",
-                    f"--port={port}",
-                    f"--ray-client-server-port={client}",
-                    "--include-dashboard=false",
-                    f"--temp-dir={folder}",  # socket paths must be short
-                ],
-                [f"--address={address}"],
-            ):
+            head = ["--head", f"--port={port}", f"--ray-client-server-port={client}"]
+            head += ["--include-dashboard=false", f"--temp-dir={folder}"]  # a short path
+            for arguments in (head, [f"--address={address}"]):
                 log = Path(folder, f"node{len(nodes)}.log")
                 with log.open("w") as out:
-                    command = [sys.executable, "-m", "ray.scripts.scripts", "start"]
-                    nodes.append(
-                        subprocess.Popen(
-                            [*command, *NODE, *arguments], env=environment, stdout=out, stderr=out
-                        )
-                    )
+                    output = {"stdout": out, "stderr": out}
+                    nodes.append(subprocess.Popen([*START, *arguments], env=environment, **output))
                 wait_for_line(log, "will now block forever", nodes[-1])
             yield address, environment
         finally:
@@ -92,13 +82,8 @@ def stop(nodes):
 
 
 def run_driver(address, environment, folder):
-    return subprocess.run(
-        [sys.executable, HERE / "ray_driver.py", address, folder],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, HERE / "ray_driver.py", address, folder]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def test_two_nodes_give_the_bits_of_inline_with_and_without_a_kill(cluster, tmp_path):

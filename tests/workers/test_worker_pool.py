@@ -12,14 +12,9 @@ class ScriptedBackend:
     """Workers that are numbers; a job is its own result or a list of replies, one per attempt."""
 
     def __init__(self, starts=(), choose=lambda ready: ready[0]):
-        self.numbers = count()
-        self.starts = iter(starts)
-        self.choose = choose
-        self.replies = {}
-        self.submitted = []
-        self.alive = set()
-        self.is_open = True
-        self.shared = None
+        self.numbers, self.starts, self.choose = count(), iter(starts), choose
+        self.replies, self.submitted, self.alive = {}, [], set()
+        self.is_open, self.shared = True, None
 
     def start(self):
         worker = next(self.numbers)
@@ -47,8 +42,9 @@ class ScriptedBackend:
         self.is_open = False
 
 
-def make_pool(backend, count=2):
-    return WorkerPool(InlineWorkers(), count, backend)
+def make_pool(count=2, **options):
+    backend = ScriptedBackend(**options)
+    return backend, WorkerPool(InlineWorkers(), count, backend)
 
 
 def lost_reply(reason="signal 9"):
@@ -56,8 +52,7 @@ def lost_reply(reason="signal 9"):
 
 
 def test_workers_start_at_once_and_stop_on_close():
-    backend = ScriptedBackend()
-    pool = make_pool(backend, 3)
+    backend, pool = make_pool(3)
     assert backend.alive == {0, 1, 2}
     pool.close()
     assert not backend.is_open
@@ -65,22 +60,20 @@ def test_workers_start_at_once_and_stop_on_close():
 
 @given(data=st.data(), workers=st.integers(1, 4), jobs=st.lists(st.integers(), max_size=9))
 def test_results_are_in_the_order_of_the_jobs_whichever_worker_is_first(data, workers, jobs):
-    backend = ScriptedBackend(choose=lambda ready: data.draw(st.sampled_from(ready)))
-    pool = make_pool(backend, workers)
+    _, pool = make_pool(workers, choose=lambda ready: data.draw(st.sampled_from(ready)))
     for _ in range(2):
         assert pool.run(jobs, {}, cost=float) == jobs
     pool.close()
 
 
 def test_the_costliest_job_runs_first_and_ties_in_order():
-    backend = ScriptedBackend()
-    make_pool(backend, 1).run(["b3", "a1", "c3", "d2"], {}, cost=lambda job: float(job[1]))
+    backend, pool = make_pool(1)
+    pool.run(["b3", "a1", "c3", "d2"], {}, cost=lambda job: float(job[1]))
     assert backend.submitted == ["b3", "c3", "d2", "a1"]
 
 
 def test_parameters_are_shared_once_per_run():
-    backend = ScriptedBackend()
-    pool = make_pool(backend)
+    backend, pool = make_pool()
     params = {"weight": torch.ones(2)}
     pool.run([1, 2, 3], params)
     assert backend.shared is params
@@ -89,28 +82,24 @@ def test_parameters_are_shared_once_per_run():
 
 
 def test_a_job_whose_worker_dies_runs_again_and_the_worker_is_replaced():
-    backend = ScriptedBackend()
-    pool = make_pool(backend)
+    backend, pool = make_pool()
     assert pool.run([[lost_reply(), lost_reply(), WorkerReply("done", "a")], "b"], {}) == ["a", "b"]
     assert len(backend.alive) == 2
     pool.close()
 
 
 def test_the_third_death_in_a_row_is_an_error_that_names_job_and_reason():
-    backend = ScriptedBackend()
-    pool = make_pool(backend)
+    _, pool = make_pool()
     job = [lost_reply("signal 9 (SIGKILL)"), lost_reply(), lost_reply("exit code 3")]
-    with pytest.raises(
-        WorkerLost, match=r"job 1 of 2, .*killed 3 workers in a row \(last: exit code 3\)"
-    ):
+    text = r"job 1 of 2, .*killed 3 workers in a row \(last: exit code 3\)"
+    with pytest.raises(WorkerLost, match=text):
         pool.run(["b", job], {})
     assert pool.run(["c"], {}) == ["c"]
     pool.close()
 
 
 def test_an_exception_is_raised_with_a_note_and_stops_busy_workers():
-    backend = ScriptedBackend()
-    pool = make_pool(backend)
+    backend, pool = make_pool()
     error = ValueError("no such device")
     job = [WorkerReply("failed", (error, "Traceback of the worker"))]
     with pytest.raises(ValueError, match="no such device") as caught:
@@ -124,13 +113,10 @@ def test_an_exception_is_raised_with_a_note_and_stops_busy_workers():
 def test_a_failed_start_is_an_error_at_once_and_a_lost_one_the_third_time():
     failed = WorkerReply("failed", (LookupError("no data"), "Traceback"))
     with pytest.raises(LookupError, match="no data"):
-        make_pool(ScriptedBackend([failed])).run(["a"], {})
-    ready = WorkerReply("ready", None)
-    pool = make_pool(
-        ScriptedBackend([lost_reply(), lost_reply(), ready, lost_reply(), lost_reply(), ready]), 1
-    )
+        make_pool(starts=[failed])[1].run(["a"], {})
+    _, pool = make_pool(1, starts=[lost_reply(), lost_reply(), WorkerReply("ready", None)] * 2)
     assert pool.run(["a", [lost_reply(), WorkerReply("done", "b")]], {}) == ["a", "b"]
-    pool = make_pool(ScriptedBackend([lost_reply()] * 3), 1)
+    _, pool = make_pool(1, starts=[lost_reply()] * 3)
     with pytest.raises(WorkerLost, match=r"3 workers in a row .* starting \(last: signal 9\)"):
         pool.run(["a"], {})
     assert pool.run(["a"], {}) == ["a"]
@@ -139,8 +125,7 @@ def test_a_failed_start_is_an_error_at_once_and_a_lost_one_the_third_time():
 def test_started_workers_continue_when_others_cannot_start():
     choices = iter([min])  # the first worker is ready before the others are lost
     starts = [WorkerReply("ready", None), lost_reply(), lost_reply(), lost_reply()]
-    backend = ScriptedBackend(starts, choose=lambda ready: next(choices, max)(ready))
-    pool = make_pool(backend, 2)
+    backend, pool = make_pool(starts=starts, choose=lambda ready: next(choices, max)(ready))
     assert pool.run(["a", "b"], {}) == ["a", "b"]
     assert backend.alive == {0}
     assert pool.run(["c"], {}) == ["c"]
@@ -149,8 +134,7 @@ def test_started_workers_continue_when_others_cannot_start():
 
 
 def test_an_idle_worker_that_dies_is_replaced_without_blaming_a_job():
-    backend = ScriptedBackend()
-    pool = make_pool(backend, 2)
+    backend, pool = make_pool()
     pool.run(["a", "b"], {})
     backend.replies[0] = backend.replies[1] = lost_reply()
 
@@ -165,8 +149,7 @@ def test_an_idle_worker_that_dies_is_replaced_without_blaming_a_job():
 
 
 def test_an_interrupt_while_waiting_stops_busy_workers():
-    backend = ScriptedBackend()
-    pool = make_pool(backend, 2)
+    backend, pool = make_pool()
     pool.run(["a", "b"], {})
 
     def interrupt(_):

@@ -1,12 +1,12 @@
 """Draw accuracy against rounds, seconds, MACs and bytes, with the spread over seeds."""
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from pliant.analysis.comparability import get_method_kind, group_comparable
-from pliant.analysis.history import Floats, GroupHistory, RunHistory
+from pliant.analysis.history import Floats, GroupHistory, RunHistory, group_comparable
 from pliant.analysis.style import (
     ReportFigure,
     format_percent,
@@ -27,23 +27,18 @@ MAX_POINTS = 200  # per curve: more than a figure can show
 
 @dataclass(frozen=True, eq=False)
 class LearningCurve:
-    """The mean over seeds and its standard deviation."""
+    """The mean over a group's seeds and its standard deviation."""
 
-    label: str
+    group: GroupHistory
     x: Floats
     mean: Floats
     std: Floats
     seeds: int
 
 
-_NumberedCurve = tuple[int, str, LearningCurve]  # with its index in the report and its kind
-
-
-def compute_learning_curve(
-    group_history: GroupHistory, axis: str, metric: str = "accuracy"
-) -> LearningCurve | None:
+def compute_learning_curve(group: GroupHistory, axis: str) -> LearningCurve | None:
     """Return a group's curve over the range that all its seeds cover; None without evaluations."""
-    curves = [_select_points(history, axis, metric) for history in group_history.histories]
+    curves = [_select_points(history, axis) for history in group.histories]
     curves = [(x, y) for x, y in curves if len(x)]
     if not curves:
         return None
@@ -56,11 +51,11 @@ def compute_learning_curve(
         grid = grid[np.unique(np.linspace(0, len(grid) - 1, MAX_POINTS).astype(int))]
     values = np.stack([np.interp(grid, x, y) for x, y in curves])
     std = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(grid))
-    return LearningCurve(group_history.label, grid, values.mean(axis=0), std, len(values))
+    return LearningCurve(group, grid, values.mean(axis=0), std, len(values))
 
 
-def _select_points(history: RunHistory, axis: str, metric: str) -> tuple[Floats, Floats]:
-    x, y = history.axis(axis), history[metric]
+def _select_points(history: RunHistory, axis: str) -> tuple[Floats, Floats]:
+    x, y = history.axis(axis), history["accuracy"]
     is_known = np.isfinite(y) & np.isfinite(x)
     return x[is_known], y[is_known]
 
@@ -70,28 +65,24 @@ def draw_learning_curves(group_histories: list[GroupHistory], axis: str) -> Repo
 
     Groups that cannot be compared have separate panels.
     """
-    panels: list[tuple[str, list[_NumberedCurve]]] = []
-    for groups in group_comparable(group_histories):
-        curves = []
-        for index, history in groups.members:
-            curve = compute_learning_curve(history, axis)
-            if curve is not None:
-                curves.append((index, get_method_kind(history), curve))
+    panels: dict[str, list[LearningCurve]] = {}
+    for name, groups in group_comparable(group_histories).items():
+        curves = list(filter(None, (compute_learning_curve(group, axis) for group in groups)))
         if curves:
-            panels.append((groups.name, curves))
+            panels[name] = curves
     if not panels:
         return None
     label, unit = AXES[axis]
-    heights = [max(3.4, 0.24 * len(curves) + 1.0) for _, curves in panels]
+    heights = [max(3.4, 0.24 * len(curves) + 1.0) for curves in panels.values()]
     figure, all_axes = make_figure(sum(heights), heights)
     rows: list[tuple[object, ...]] = []
-    for axes, (name, curves) in zip(np.atleast_1d(all_axes), panels, strict=True):
+    for axes, (name, curves) in zip(np.atleast_1d(all_axes), panels.items(), strict=True):
         axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
         rows += _draw_panel(axes, axis, curves)
     last_values = "; ".join(
-        f"{curve.label}: {format_percent(curve.mean[-1])} after {format_short(curve.x[-1])} {unit}"
-        for _, curves in panels
-        for _, _, curve in curves
+        f"{curve.group.label}: {format_percent(curve.mean[-1])} "
+        f"after {format_short(curve.x[-1])} {unit}"
+        for curve in chain(*panels.values())
     )
     note = " Federated and split methods used different data and have separate panels."
     return ReportFigure(
@@ -105,28 +96,29 @@ def draw_learning_curves(group_histories: list[GroupHistory], axis: str) -> Repo
     )
 
 
-def _draw_panel(axes: Any, axis: str, curves: list[_NumberedCurve]) -> list[tuple[object, ...]]:
+def _draw_panel(axes: Any, axis: str, curves: list[LearningCurve]) -> list[tuple[object, ...]]:
     """Draw comparable curves and return their numbers."""
     rows: list[tuple[object, ...]] = []
-    kinds = dict.fromkeys(kind for _, kind, _ in curves)
+    kinds = dict.fromkeys(curve.group.kind for curve in curves)
     entries: list[tuple[Any, str]] = []
     for heading in kinds:
         if len(kinds) > 1:
             (blank,) = axes.plot([], [], linestyle="none")
             entries.append((blank, heading))
-        for index, kind, curve in curves:
-            if kind != heading:
+        for curve in curves:
+            if curve.group.kind != heading:
                 continue
+            index = curve.group.index
             every = max(1, len(curve.x) // 8)
             style = get_line_style(index) | {"markevery": (index % min(3, every), every)}
             (line,) = axes.plot(curve.x, curve.mean, **style)
-            entries.append((line, curve.label))
+            entries.append((line, curve.group.label))
             if curve.seeds > 1:
                 low, high = curve.mean - curve.std, curve.mean + curve.std
                 axes.fill_between(curve.x, low, high, color=style["color"], alpha=0.13, linewidth=0)
             for values in zip(curve.x, curve.mean, curve.std, strict=True):
                 rounded = (float(f"{value:.6g}") for value in values)
-                rows.append((curve.label, *rounded, curve.seeds))
+                rows.append((curve.group.label, *rounded, curve.seeds))
     _format_axes(axes, axis)
     legend = axes.legend(
         *zip(*entries, strict=True), loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8.5,

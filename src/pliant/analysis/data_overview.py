@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.analysis.runs import Run
-from pliant.analysis.style import HEATMAP_COLOURS, ReportFigure, make_figure
-from pliant.extras import require
-from pliant.storage import atomic
+from pliant.analysis.runs import RunFolder
+from pliant.analysis.style import ReportFigure, draw_heat_map, make_figure
 
 if TYPE_CHECKING:  # torch is slow to import
     from pliant.data.federated import FederatedData
@@ -27,13 +25,12 @@ class DataOverview:
     row_shares: tuple[float, ...] | None  # None if the method has no table
 
 
-def load_data_overview(run: Run) -> DataOverview | str:
+def load_data_overview(run: RunFolder) -> DataOverview | str:
     """Rebuild the data and the network of a run from its config, or return why that failed."""
     from pliant.data.partition import class_counts
-    from pliant.engine.local_work import make_example_input
+    from pliant.engine.local_work import build_context
     from pliant.experiment.build import build_experiment
     from pliant.experiment.config import load_run_config
-    from pliant.nn.elastic import elastic
     from pliant.split import AnySplit
 
     try:
@@ -44,7 +41,7 @@ def load_data_overview(run: Run) -> DataOverview | str:
     counts = class_counts(data.shares, data.train.labels.numpy(), data.train.classes)
     rows = None
     if not isinstance(experiment.method, AnySplit):  # split devices always train their full part
-        policy = experiment.method.make_budget_policy(elastic(net, make_example_input(data)))
+        policy = build_context(net, data, experiment.federated_method).budget_policy
         rows = getattr(policy, "rows", None)
     return DataOverview(counts, data.summary(), None if rows is None else tuple(rows.shares))
 
@@ -56,15 +53,9 @@ def draw_class_counts(slug: str, label: str, overview: DataOverview) -> ReportFi
     sizes = overview.class_counts.sum(axis=1)
     above.bar(np.arange(devices), sizes, width=0.9, color="#0072b2", linewidth=0)
     above.set_ylabel("images")
+    above.set_title(overview.description, fontsize=8, loc="left")
     above.tick_params(labelbottom=False)
-    image = below.imshow(
-        overview.class_counts.T,
-        aspect="auto",
-        interpolation="nearest",
-        cmap=HEATMAP_COLOURS,
-        origin="lower",
-    )
-    below.grid(visible=False)
+    image = draw_heat_map(below, overview.class_counts.T)
     below.set_xlabel("device")
     below.set_ylabel("class")
     below.set_xticks(range(0, devices, max(1, devices // MAX_TICKS)))
@@ -91,26 +82,5 @@ def plot_partition(data: "FederatedData", path: Path) -> Path:
     """Draw the classes of each device to a file; the suffix of `path` sets the format."""
     from pliant.data.partition import class_counts
 
-    figures = require("matplotlib.figure", "report")
-    tickers = require("matplotlib.ticker", "report")
-    classes = data.train.classes
-    counts = class_counts(data.shares, data.train.labels.numpy(), classes)
-    devices = len(counts)
-    figure = figures.Figure(figsize=(9.0, 3.2 + min(classes, 60) * 0.1), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
-    above.bar(np.arange(devices), counts.sum(axis=1), width=1.0, color="#4c6a92", linewidth=0)
-    above.set_ylabel("images")
-    above.spines[["top", "right"]].set_visible(False)
-    above.set_title(data.summary(), fontsize=8, loc="left")
-    image = below.imshow(
-        counts.T, aspect="auto", interpolation="nearest", cmap="Blues", origin="lower"
-    )
-    below.set_xlabel("device")
-    below.set_ylabel("class")
-    below.set_xlim(-0.5, devices - 0.5)
-    for axis in (below.xaxis, below.yaxis):
-        axis.set_major_locator(tickers.MaxNLocator(nbins=12, integer=True))
-    figure.colorbar(image, ax=below, label="images", pad=0.01)
-    with atomic.replace_file(path) as file:
-        figure.savefig(file, format=path.suffix.lstrip(".") or "png", dpi=130)
-    return path
+    counts = class_counts(data.shares, data.train.labels.numpy(), data.train.classes)
+    return draw_class_counts("", "", DataOverview(counts, data.summary(), None)).save(path)

@@ -12,19 +12,18 @@ GAP = 3.0  # points between a marker's edge and its label
 ANGLES = tuple(pi * turn / 8 for turn in (0, 8, 1, 15, 7, 9, 2, 14, 4, 12, 3, 13, 5, 11, 6, 10))
 RINGS = (0.0, 6.0, 14.0, 24.0, 36.0, 50.0, 66.0, 84.0)
 
+Pair = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, bottom, right, top, in points
 
 
 def place_labels(
-    figure: Any,
-    axes: Any,
-    points: Sequence[tuple[float, float, float]],
-    labels: Sequence[tuple[str, str]],
+    axes: Any, points: Sequence[tuple[float, float, float]], labels: Sequence[tuple[str, str]]
 ) -> None:
     """Write each label (text, weight) near its point (x, y, diameter in points).
 
     Each label takes the nearest free position, first come, first served.
     """
+    figure = axes.figure
     canvas = require("matplotlib.backends.backend_agg", "report").FigureCanvasAgg(figure)
     canvas.draw()  # fixes the layout, so that positions can be measured
     figure.set_layout_engine("none")
@@ -59,29 +58,23 @@ def place_labels(
 
 
 def _find_free_shift(
-    centre: tuple[float, float],
-    radius: float,
-    size: tuple[float, float],
-    occupied: list[Box],
-    bounds: Box,
-) -> tuple[tuple[float, float], float, Box]:
+    centre: Pair, radius: float, size: Pair, occupied: list[Box], bounds: Box
+) -> tuple[Pair, float, Box]:
     """Return the shift to the nearest free position; where none is free, to the least covered."""
-    best: tuple[float, tuple[float, float], float, Box] | None = None
+    best: tuple[float, Pair, float, Box] | None = None
     for ring in RINGS:
         for angle in ANGLES:
             distance = radius + GAP + ring
-            shift = (
-                cos(angle) * (distance + size[0] / 2),
-                sin(angle) * (distance + size[1] / 2),
-            )
+            shift = cos(angle) * (distance + size[0] / 2), sin(angle) * (distance + size[1] / 2)
             x, y = centre[0] + shift[0], centre[1] + shift[1]
             box = (x - size[0] / 2, y - size[1] / 2, x + size[0] / 2, y + size[1] / 2)
-            overhang = sum(
-                (
-                    max(0.0, bounds[0] - box[0]), max(0.0, bounds[1] - box[1]),
-                    max(0.0, box[2] - bounds[2]), max(0.0, box[3] - bounds[3]),
-                )
-            )  # fmt: skip
+            beyond = (
+                bounds[0] - box[0],
+                bounds[1] - box[1],
+                box[2] - bounds[2],
+                box[3] - bounds[3],
+            )
+            overhang = sum(max(0.0, distance) for distance in beyond)
             penalty = sum(_compute_overlap(box, other) for other in occupied) + 100 * overhang
             if penalty == 0:
                 return shift, ring, box
@@ -97,7 +90,7 @@ def _compute_overlap(a: Box, b: Box) -> float:
     return width * height if width > 0 and height > 0 else 0.0
 
 
-def _find_line_end(shift: tuple[float, float], size: tuple[float, float]) -> tuple[float, float]:
+def _find_line_end(shift: Pair, size: Pair) -> Pair:
     """Return where a line from the point meets the label's box."""
     x, y = shift
     factor = max(abs(x) / (size[0] / 2), abs(y) / (size[1] / 2), 1e-9)

@@ -1,15 +1,16 @@
-"""Draw Pareto fronts and their rate vectors, from tables in files and in configs."""
+"""Draw Pareto fronts and rate vectors: of tables in files and configs, and of a search."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pliant.analysis.history import Floats
 from pliant.analysis.runs import RunGroup
-from pliant.analysis.style import HEATMAP_COLOURS, ReportFigure, get_line_style, make_figure
+from pliant.analysis.style import ReportFigure, draw_heat_map, get_line_style, make_figure
+from pliant.table_search.pareto import find_pareto_front
 
 TABLE_FILE = "table.safetensors"
 MAX_TICKED_SITES = 60  # beyond that, matplotlib chooses the ticks
@@ -26,14 +27,20 @@ class RateVectors:
     gains: Floats  # empty where no search measured them
 
 
+def make_rate_vectors(label: str, slug: str, table: Mapping[str, Any]) -> RateVectors:
+    """Take the columns of a table from plain data or tensors."""
+    columns = (table["rates"], table["shares"], table.get("gains", ()))
+    return RateVectors(label, slug, *(np.asarray(column, np.float64) for column in columns))
+
+
 def load_rate_vectors(paths: Sequence[Path], groups: Sequence[RunGroup]) -> list[RateVectors]:
     """Read the tables below these paths and in the configs of runs, each once."""
-    files = sorted({file for path in paths for file in _find_tables(path)})
-    tables = [_load_from_file(path, index) for index, path in enumerate(files)]
+    files = sorted({file for path in paths if path.is_dir() for file in path.rglob(TABLE_FILE)})
+    tables = [_load_from_file(path, str(index)) for index, path in enumerate(files)]
     for group in groups:
         config = group.first_run.config.get("method", {}).get("table")
         if isinstance(config, dict) and config.get("rates"):
-            tables.append(_load_from_config(group.label, f"run-{len(tables)}", config))
+            tables.append(make_rate_vectors(group.label, f"run-{len(tables)}", config))
     unique: list[RateVectors] = []
     for table in tables:
         if not any(np.array_equal(table.rates, other.rates) for other in unique):
@@ -41,32 +48,14 @@ def load_rate_vectors(paths: Sequence[Path], groups: Sequence[RunGroup]) -> list
     return unique
 
 
-def _find_tables(path: Path) -> list[Path]:
-    return [] if not path.is_dir() else [*path.rglob(TABLE_FILE)]
-
-
-def _load_from_file(path: Path, index: int) -> RateVectors:
+def _load_from_file(path: Path, slug: str) -> RateVectors:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     try:
-        tensors = load_file(path)
-        rates, shares = tensors["rates"], tensors["shares"]
+        return make_rate_vectors(path.parent.name, slug, load_file(path))
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"{path}: expected a pliant table ({error})") from None
-    gains = tensors.get("gains", np.zeros(0))
-    return RateVectors(
-        path.parent.name,
-        f"{index}",
-        rates.astype(np.float64),
-        shares.astype(np.float64),
-        gains.astype(np.float64),
-    )
-
-
-def _load_from_config(label: str, slug: str, config: dict[str, Any]) -> RateVectors:
-    columns = [np.array(config.get(name, ()), np.float64) for name in ("rates", "shares", "gains")]
-    return RateVectors(label, slug, columns[0], columns[1], columns[2])
 
 
 def draw_pareto_front(tables: Sequence[RateVectors]) -> ReportFigure | None:
@@ -77,17 +66,10 @@ def draw_pareto_front(tables: Sequence[RateVectors]) -> ReportFigure | None:
     figure, axes = make_figure(4.0)
     rows: list[tuple[object, ...]] = []
     for index, table in enumerate(measured):
-        axes.plot(
-            table.shares,
-            table.gains,
-            label=table.label,
-            drawstyle="steps-post",
-            **get_line_style(index),
-        )
-        pairs = enumerate(zip(table.shares, table.gains, strict=True))
-        rows += [
-            (table.label, row, round(float(x), 6), round(float(y), 6)) for row, (x, y) in pairs
-        ]
+        style = get_line_style(index) | {"label": table.label, "drawstyle": "steps-post"}
+        axes.plot(table.shares, table.gains, **style)
+        for row, pair in enumerate(zip(table.shares, table.gains, strict=True)):
+            rows.append((table.label, row, *(round(float(value), 6) for value in pair)))
     axes.set_xlabel("expected MACs of a training step, share of the full network's")
     axes.set_ylabel("gain of accuracy in a short training")
     axes.legend(loc="lower right", handlelength=4.0, frameon=False)
@@ -101,20 +83,56 @@ def draw_pareto_front(tables: Sequence[RateVectors]) -> ReportFigure | None:
     return ReportFigure("pareto", "Pareto front", text, figure, header, rows)
 
 
+class CostLossPoints(NamedTuple):
+    """Normalised costs and losses in the order of measurement."""
+
+    name: str
+    costs: Floats
+    losses: Floats
+
+
+def draw_search_fronts(
+    trials: CostLossPoints, references: Sequence[CostLossPoints], stages: int = 4
+) -> ReportFigure:
+    """Draw all trials of a search, their front at several stages, and fronts to compare with."""
+    figure, axes = make_figure(4.6)
+    total = len(trials.costs)
+    cloud = axes.scatter(
+        trials.costs, trials.losses, s=6, c=np.arange(total), cmap="Greys", linewidth=0
+    )
+    cloud.set_clim(-0.3 * total, total)
+    for stage in range(1, stages + 1):
+        count = max(1, total * stage // stages)
+        front = find_pareto_front(trials.costs[:count], trials.losses[:count])
+        axes.step(
+            trials.costs[front], trials.losses[front], where="post", linewidth=0.8,
+            color=str(0.8 - 0.8 * stage / stages), label=f"front of the first {count}",
+        )  # fmt: skip
+    for index, line in enumerate(references):
+        order = np.argsort(line.costs)
+        style = get_line_style(index) | {"label": line.name}
+        axes.plot(line.costs[order], line.losses[order], **style)
+    axes.set_xlabel("cost: 0 at the highest rates, 1 for the full network")
+    axes.set_ylabel("loss of accuracy gain, normalised")
+    axes.set_ylim(-0.25, 1.6)
+    axes.legend(fontsize=8, frameon=False)
+    text = f"Scatter plot of {total} short trainings, with their Pareto front."
+    rows = list(zip(trials.costs, trials.losses, strict=True))
+    return ReportFigure("front", "Front of a search", text, figure, ("cost", "loss"), rows)
+
+
 def draw_rate_vectors(table: RateVectors) -> ReportFigure:
     """Draw the rates of a table: one row per vector, one column per site."""
     rows, sites = table.rates.shape
     figure, axes = make_figure(3.6)
-    image = axes.imshow(
-        table.rates, aspect="auto", origin="lower", cmap=HEATMAP_COLOURS, vmin=0.0,
-        vmax=max(0.5, float(table.rates.max())), interpolation="nearest",
-    )  # fmt: skip
-    axes.grid(visible=False)
+    vmax = max(0.5, float(table.rates.max()))
+    image = draw_heat_map(axes, table.rates, vmin=0.0, vmax=vmax)
     axes.set_xlabel("site, from input to output")
     axes.set_ylabel("row, from cheap to full")
     if sites <= MAX_TICKED_SITES:
         axes.set_xticks(range(0, sites, max(1, sites // 16)))
-    axes.set_yticks(*_make_row_ticks(table))
+    ticks = range(0, rows, max(1, rows // 8))
+    axes.set_yticks(ticks, [f"{row} ({table.shares[row]:.0%})" for row in ticks])
     figure.colorbar(image, ax=axes, pad=0.01).set_label("dropout rate")
     means = table.rates.mean(axis=0)
     high, low = int(means.argmax()), int(means.argmin())
@@ -131,9 +149,3 @@ def draw_rate_vectors(table: RateVectors) -> ReportFigure:
             for row, (share, vector) in enumerate(zip(table.shares, table.rates, strict=True))
         ],
     )
-
-
-def _make_row_ticks(table: RateVectors) -> tuple[list[int], list[str]]:
-    step = max(1, len(table.shares) // 8)
-    rows = list(range(0, len(table.shares), step))
-    return rows, [f"{row} ({table.shares[row]:.0%})" for row in rows]

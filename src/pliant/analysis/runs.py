@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
+from pliant.analysis.records import EVENTS
 from pliant.storage import run_dir
 
-EVENTS = "events.jsonl"
 IGNORED_KEYS = ("seed", "workers")  # differences that do not separate groups
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """One run: its folder, its name relative to the others, its config as plain data."""
 
     folder: Path
@@ -23,26 +23,20 @@ class Run:
     config: dict[str, Any]
     provenance: dict[str, str]  # versions and the command
 
-    @property
-    def events_path(self) -> Path:
-        """Return the path of its record file."""
-        return self.folder / EVENTS
-
 
 @dataclass(frozen=True)
 class RunGroup:
     """Runs that differ only in their seed."""
 
     label: str
-    runs: tuple[Run, ...]
+    runs: tuple[RunFolder, ...]
 
     @property
-    def first_run(self) -> Run:
-        """Return the run that represents the group."""
+    def first_run(self) -> RunFolder:
         return self.runs[0]
 
 
-def load_runs(paths: Sequence[Path]) -> list[Run]:
+def load_runs(paths: Sequence[Path]) -> list[RunFolder]:
     """Read the runs in these folders that have a record."""
     folders: dict[Path, None] = {}
     for path in paths:
@@ -53,7 +47,8 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
     if not started:
         return []
     base = started[0].parent if len(started) == 1 else Path(os.path.commonpath(started))
-    return [_load_run(folder, str(folder.relative_to(base))) for folder in started]
+    names = [str(folder.relative_to(base)) for folder in started]
+    return [_load_run(folder, name) for folder, name in zip(started, names, strict=True)]
 
 
 def _has_records(folder: Path) -> bool:
@@ -61,39 +56,31 @@ def _has_records(folder: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def _load_run(folder: Path, name: str) -> Run:
-    return Run(folder, name, run_dir.read_config(folder), _read_json(folder / "versions.json"))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _load_run(folder: Path, name: str) -> RunFolder:
+    config, path = run_dir.read_config(folder), folder / "versions.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        versions = path.read_bytes() if path.is_file() else b"{}"
+        return RunFolder(folder, name, config, msgspec.json.decode(versions, type=dict[str, Any]))
     except msgspec.DecodeError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
+def group_runs(runs: Sequence[RunFolder]) -> list[RunGroup]:
     """Group runs that differ only in their seed, in the order of their first run."""
-    groups: dict[bytes, list[Run]] = {}
+    groups: dict[bytes, list[RunFolder]] = {}
     for run in runs:
         config = {key: value for key, value in run.config.items() if key not in IGNORED_KEYS}
         groups.setdefault(msgspec.json.encode(config, order="sorted"), []).append(run)
     labels = _shorten_names([members[0].name for members in groups.values()])
-    return [
-        RunGroup(label, tuple(members))
-        for label, members in zip(labels, groups.values(), strict=True)
-    ]
+    pairs = zip(labels, groups.values(), strict=True)
+    return [RunGroup(label, tuple(members)) for label, members in pairs]
 
 
 def _shorten_names(names: list[str]) -> list[str]:
     """Shorten names such as method=kappa_0.3,seed=0 to kappa 0.3 where that is unique."""
     labels = [" ".join(_iter_label_parts(name)) or name for name in names]
-    return [
-        label if labels.count(label) == 1 else name
-        for label, name in zip(labels, names, strict=True)
-    ]
+    pairs = zip(labels, names, strict=True)
+    return [label if labels.count(label) == 1 else name for label, name in pairs]
 
 
 def _iter_label_parts(name: str) -> Iterator[str]:

@@ -4,26 +4,18 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pliant.extras import require
+from pliant.storage import atomic
 
 # Dark tones of the Okabe-Ito palette: contrast of at least 3:1 against white, distinct for all
 # kinds of colour blindness, and of different lightness for grey print.
-COLOURS = (
-    "#0072b2",
-    "#c44e00",
-    "#007a5a",
-    "#a0457e",
-    "#806000",
-    "#1a1a1a",
-    "#4c86d9",
-    "#8a8a8a",
-)
+COLOURS = ("#0072b2", "#c44e00", "#007a5a", "#a0457e", "#806000", "#1a1a1a", "#4c86d9", "#8a8a8a")
 DASHES = ("solid", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (9, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "h", ">")
 TEXT_COLOUR = "#1d2733"
-HEATMAP_COLOURS = "Blues"  # lightness alone shows the value
 WIDTH = 8.6  # inches
 RC_PARAMS = {
     "font.family": "sans-serif",
@@ -55,16 +47,7 @@ class ReportFigure:
     header: tuple[str, ...]
     rows: Sequence[Sequence[object]]
 
-    def format_csv(self) -> str:
-        """Return the numbers as CSV."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.header)
-        writer.writerows(self.rows)
-        return text.getvalue()
-
     def render(self, file_format: str) -> bytes:
-        """Return the image as svg or png."""
         out = io.BytesIO()
         metadata = {"Date": None} if file_format == "svg" else None  # equal runs, equal bytes
         with _use_rc_params():
@@ -74,14 +57,27 @@ class ReportFigure:
         self.figure.set_layout_engine("none")  # layout takes half of the time: do it only once
         return out.getvalue()
 
+    def save(self, path: Path) -> Path:
+        """Write the image to a file, whose suffix sets the format."""
+        atomic.write_bytes(path, self.render(path.suffix.lstrip(".") or "png"))
+        return path
+
 
 def make_figure(height: float, height_ratios: Sequence[float] = (1,)) -> tuple[Any, Any]:
     """Make a figure with axes stacked in these ratios of height."""
     with _use_rc_params():
-        figure = require("matplotlib.figure", "report").Figure(
-            (WIDTH, height), layout="constrained"
-        )
+        figures = require("matplotlib.figure", "report")
+        figure = figures.Figure((WIDTH, height), layout="constrained")
         return figure, figure.subplots(len(height_ratios), 1, height_ratios=height_ratios)
+
+
+def draw_heat_map(
+    axes: Any, values: Any, *, vmin: float | None = None, vmax: float | None = None
+) -> Any:
+    """Draw a matrix with its first row at the bottom, darker where a value is higher."""
+    axes.grid(visible=False)
+    options = {"aspect": "auto", "origin": "lower", "interpolation": "nearest"}
+    return axes.imshow(values, cmap="Blues", vmin=vmin, vmax=vmax, **options)
 
 
 def _use_rc_params() -> Any:
@@ -99,11 +95,16 @@ def get_line_style(index: int) -> dict[str, Any]:
     }
 
 
+def format_csv(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
+
+
 MISSING = "\N{EN DASH}"  # shown for a number that is not known
 
 
 def format_percent(value: float | None) -> str:
-    """Format a share as a percentage."""
     return MISSING if value is None else f"{100 * value:.2f} %"
 
 

@@ -1,131 +1,166 @@
 """Summarise groups of runs: one row per group, with the C3-Score."""
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pliant.analysis.history import GroupHistory, RunHistory
+from pliant.analysis.history import GroupHistory
+from pliant.analysis.records import RoundFields, read_rounds
 from pliant.analysis.style import MISSING, format_percent
-from pliant.analysis.utilisation import compute_utilisation
 from pliant.c3 import c3_score
+
+if TYPE_CHECKING:  # torch is slow to import
+    from pliant.experiment.sweep import SweepRun
+
+AxisValues = tuple[tuple[str, str], ...]
+Rounds = Sequence[RoundFields]  # of one run
 
 
 @dataclass(frozen=True)
-class GroupSummary:
-    """One group of runs: means over its seeds."""
+class SummaryRow:
+    """One row of the summary: runs that differ only in their seed."""
 
-    label: str
+    group: AxisValues
     seeds: int
-    rounds: float
     accuracy: tuple[float, float] | None  # mean and standard deviation of the last accuracy
-    time_to_target: tuple[float, float] | None  # rounds and seconds; None if a seed missed it
+    trained_accuracy: float | None  # mean, without filters that no device trained; None: all are
+    rounds_to_target: float | None  # None: not every seed reached the target
+    seconds_to_target: float | None
     seconds: float
-    macs: float
-    traffic: float  # bytes, up and down
-    joules: float
+    gigamacs: float  # per run
+    megabytes: float  # per run, up and down
     utilisation: float | None
-    lost_share: float | None  # of tasks that were not merged
-    c3: float | None
+    lost_share: float | None  # share of tasks that were not merged
+    best_accuracy: float  # mean over runs
+    local_accuracy: float | None  # mean after local training, if devices have their own tests
+    forward_gigamacs: float | None  # of forward passes on the clients of a split method
+    total_gigamacs: float | None  # with the server's
+    paper_megabytes: float | None  # four bytes per nonzero number
+    c3: float = 0.0  # with the largest costs in the table as budgets
+    rounds: float = 0.0
+    joules: float = 0.0
+
+    @property
+    def mean_accuracy(self) -> float:
+        """Return the mean of the last accuracy; 0 if there is none."""
+        return self.accuracy[0] if self.accuracy else 0.0
+
+    @property
+    def label(self) -> str:
+        return " ".join(value for _, value in self.group)
 
 
-def summarise_groups(group_histories: list[GroupHistory], target: float) -> list[GroupSummary]:
-    """Return one summary per group; the C3 budgets are the largest use of any group."""
-    all_macs = [_average_over_runs(group, _sum_macs) for group in group_histories]
-    all_traffic = [_average_over_runs(group, _sum_traffic) for group in group_histories]
-    max_macs, max_traffic = max(all_macs, default=0.0), max(all_traffic, default=0.0)
-    summaries = []
-    for group, macs, traffic in zip(group_histories, all_macs, all_traffic, strict=True):
-        histories = group.histories
-        accuracies = [h.final_accuracy for h in histories if h.final_accuracy is not None]
-        mean = statistics.fmean(accuracies) if accuracies else None
-        std = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
-        c3 = None
-        if mean is not None:
-            c3 = c3_score(mean, traffic, macs, max_traffic=max_traffic, max_macs=max_macs)
-        utilisation = compute_utilisation(group)
-        tasks = sum(history.total("tasks") for history in histories)
-        merged = sum(history.total("merged") for history in histories)
-        summaries.append(
-            GroupSummary(
-                group.label,
-                len(histories),
-                statistics.fmean(len(history["round"]) for history in histories),
-                None if mean is None else (mean, std),
-                _compute_time_to_target(group, target),
-                statistics.fmean(float(history["seconds"][-1]) for history in histories),
-                macs,
-                traffic,
-                _average_over_runs(group, lambda history: history.total("joules")),
-                None if utilisation is None else utilisation[0],
-                1 - merged / tasks if tasks else None,
-                c3,
-            )
-        )
-    return summaries
+def summarise(sweep_runs: "Sequence[SweepRun]", folder: Path, target: float) -> list[SummaryRow]:
+    """Return one row for each group of a finished sweep."""
+    groups: dict[AxisValues, list[Rounds]] = {}
+    for run in sweep_runs:
+        groups.setdefault(run.group, []).append(read_rounds(folder / run.name))
+    return _summarise(groups, target)
 
 
-def _sum_macs(history: RunHistory) -> float:
-    return history.total("macs")
+def summarise_groups(group_histories: list[GroupHistory], target: float) -> list[SummaryRow]:
+    groups: dict[AxisValues, list[Rounds]] = {
+        (("group", group.label),): [history.rounds for history in group.histories]
+        for group in group_histories
+    }
+    return _summarise(groups, target)
 
 
-def _sum_traffic(history: RunHistory) -> float:
-    return history.total("down") + history.total("up")
+def _summarise(groups: Mapping[AxisValues, Sequence[Rounds]], target: float) -> list[SummaryRow]:
+    rows = [_summarise_group(group, runs, target) for group, runs in groups.items()]
+    budgets = {
+        "max_traffic": max((row.megabytes for row in rows), default=0.0),
+        "max_macs": max((row.gigamacs for row in rows), default=0.0),
+    }
+    return [
+        replace(row, c3=c3_score(row.mean_accuracy, row.megabytes, row.gigamacs, **budgets))
+        for row in rows
+    ]
 
 
-def _average_over_runs(
-    group_history: GroupHistory, measure: Callable[[RunHistory], float]
-) -> float:
-    return statistics.fmean(measure(history) for history in group_history.histories)
+def _summarise_group(group: AxisValues, runs: Sequence[Rounds], target: float) -> SummaryRow:
+    accuracies = [[r.accuracy for r in run if r.accuracy is not None] for run in runs]
+    final = [values[-1] for values in accuracies if values]
+    hits = [next((r for r in run if (r.accuracy or 0.0) >= target), None) for run in runs]
+    reached = [hit for hit in hits if hit is not None]
+    all_reached = len(reached) == len(runs)
+    records = [record for run in runs for record in run]
+    tasks = sum(record.tasks for record in records)
+    available = sum(record.available for record in records)
+    personal = [run[-1].personal for run in runs]
+    local = [p.local_accuracy for p in personal if p is not None and p.local_accuracy is not None]
+    return SummaryRow(
+        group,
+        len(runs),
+        compute_mean_and_std(final) if final else None,
+        _average_trained_accuracy([run[-1] for run in runs]),
+        statistics.fmean(hit.round + 1 for hit in reached) if all_reached else None,
+        statistics.fmean(hit.seconds for hit in reached) if all_reached else None,
+        statistics.fmean(run[-1].seconds for run in runs),
+        sum(record.macs for record in records) / len(runs) / 1e9,
+        sum(record.up + record.down for record in records) / len(runs) / 1e6,
+        sum(record.useful for record in records) / available if available else None,
+        1 - sum(record.merged for record in records) / tasks if tasks else None,
+        statistics.fmean(max(values, default=0.0) for values in accuracies),
+        statistics.fmean(local) if local else None,
+        *_average_exchange(runs),
+        rounds=statistics.fmean(map(len, runs)),
+        joules=sum(record.joules for record in records) / len(runs),
+    )
 
 
-def _compute_time_to_target(
-    group_history: GroupHistory, target: float
-) -> tuple[float, float] | None:
-    """Return the mean rounds and seconds to an accuracy; None if a seed did not reach it."""
-    rounds, seconds = [], []
-    for history in group_history.histories:
-        reached = (history["accuracy"] >= target).nonzero()[0]
-        if not len(reached):
-            return None
-        rounds.append(float(history["round"][reached[0]]) + 1)
-        seconds.append(float(history["seconds"][reached[0]]))
-    return statistics.fmean(rounds), statistics.fmean(seconds)
+def compute_mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the standard deviation, which is 0 for a single value."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _average_exchange(runs: Sequence[Rounds]) -> tuple[float | None, float | None, float | None]:
+    parts = [record.exchange for run in runs for record in run if record.exchange is not None]
+    if not parts:
+        return None, None, None
+    forward = sum(part.forward for part in parts) / len(runs)
+    server = sum(part.server for part in parts) / len(runs)
+    nonzero = sum(part.nonzero for part in parts) / len(runs)
+    return forward / 1e9, (forward + server) / 1e9, nonzero / 1e6
+
+
+def _average_trained_accuracy(last_rounds: Rounds) -> float | None:
+    if all(record.trained_score is None for record in last_rounds):
+        return None
+    scores = [record.trained_score or record.score for record in last_rounds]
+    return statistics.fmean(s.accuracy for s in scores if s is not None and s.accuracy is not None)
 
 
 def format_summary(
-    summaries: list[GroupSummary], target: float
+    rows: list[SummaryRow], target: float
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the header and the rows as text, without columns that are empty in all rows."""
-    rows = [_format_row(summary) for summary in summaries]
+    texts = [_format_row(row) for row in rows]
     header = (
         "group", "seeds", "rounds", "accuracy", f"rounds to {target:.0%}", f"s to {target:.0%}",
         "seconds", "GMACs", "MB", "joules", "used", "lost", "C3",
     )  # fmt: skip
-    columns = [i for i in range(len(header)) if any(row[i] != MISSING for row in rows)]
-    return tuple(header[i] for i in columns), [tuple(row[i] for i in columns) for row in rows]
+    columns = [i for i in range(len(header)) if any(text[i] != MISSING for text in texts)]
+    return tuple(header[i] for i in columns), [tuple(text[i] for i in columns) for text in texts]
 
 
-def _format_row(summary: GroupSummary) -> tuple[str, ...]:
-    rounds, seconds = summary.time_to_target or (None, None)
+def _format_row(row: SummaryRow) -> tuple[str, ...]:
+    mean, std = row.accuracy or (None, 0.0)
+    spread = f"{100 * mean:.2f} ± {100 * std:.2f} %" if mean is not None else MISSING
     return (
-        summary.label,
-        f"{summary.seeds}",
-        f"{summary.rounds:g}",
-        _format_accuracy(summary),
-        MISSING if rounds is None else f"{rounds:.1f}",
-        MISSING if seconds is None else f"{seconds:.1f}",
-        f"{summary.seconds:.1f}",
-        f"{summary.macs / 1e9:.1f}",
-        f"{summary.traffic / 1e6:.1f}",
-        f"{summary.joules:.3g}" if summary.joules else MISSING,
-        format_percent(summary.utilisation),
-        format_percent(summary.lost_share),
-        MISSING if summary.c3 is None else f"{summary.c3:.3f}",
+        row.label,
+        f"{row.seeds}",
+        f"{row.rounds:g}",
+        spread if row.seeds > 1 else format_percent(mean),
+        MISSING if row.rounds_to_target is None else f"{row.rounds_to_target:.1f}",
+        MISSING if row.seconds_to_target is None else f"{row.seconds_to_target:.1f}",
+        f"{row.seconds:.1f}",
+        f"{row.gigamacs:.1f}",
+        f"{row.megabytes:.1f}",
+        f"{row.joules:.3g}" if row.joules else MISSING,
+        format_percent(row.utilisation),
+        format_percent(row.lost_share),
+        f"{row.c3:.3f}" if row.accuracy else MISSING,
     )
-
-
-def _format_accuracy(summary: GroupSummary) -> str:
-    if summary.accuracy is None:
-        return MISSING
-    mean, std = summary.accuracy
-    return f"{100 * mean:.2f} ± {100 * std:.2f} %" if summary.seeds > 1 else format_percent(mean)

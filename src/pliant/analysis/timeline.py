@@ -8,11 +8,12 @@ from pliant.analysis.style import ReportFigure, make_figure
 from pliant.extras import require
 
 MAX_DEVICES = 30  # rows of the figure
+Shares = Sequence[float]  # cost of each table row, relative to the full network
 LOST_OUTCOMES = ("late", "dropped", "rejected", "surplus", "void")
 
 
 def draw_timeline(
-    slug: str, label: str, tasks: list[TaskTimeline], shares: Sequence[float] | None
+    slug: str, label: str, tasks: list[TaskTimeline], shares: Shares | None
 ) -> ReportFigure | None:
     """Draw some rounds of one run; without `shares` of cost, bars are shaded by table row."""
     all_devices = sorted({task.device for task in tasks})
@@ -56,15 +57,12 @@ def _get_outcome_kind(task: TaskTimeline) -> str:
 
 
 def _describe_tasks(tasks: list[TaskTimeline]) -> str:
-    texts = [
-        f"device {task.device} {_get_outcome_kind(task)} in round {task.round + 1}"
-        for task in tasks[:20]
-    ]
+    texts = [f"device {t.device} {_get_outcome_kind(t)} in round {t.round + 1}" for t in tasks[:20]]
     more = f" and {len(tasks) - 20} more" if len(tasks) > 20 else ""
     return ", ".join(texts) + more if texts else "none"
 
 
-def _get_cost_share(task: TaskTimeline, step: int, shares: Sequence[float] | None) -> float | None:
+def _get_cost_share(task: TaskTimeline, step: int, shares: Shares | None) -> float | None:
     """Return a mini-batch's share of the full network's cost; None if it is not known."""
     if shares is None or step >= len(task.rows):
         return None
@@ -73,12 +71,7 @@ def _get_cost_share(task: TaskTimeline, step: int, shares: Sequence[float] | Non
 
 
 def _draw_task(
-    axes: Any,
-    task: TaskTimeline,
-    y: int,
-    shares: Sequence[float] | None,
-    scale_max: float,
-    colours: Any,
+    axes: Any, task: TaskTimeline, y: int, shares: Shares | None, scale_max: float, colours: Any
 ) -> None:
     levels = []
     for step in range(len(task.spans)):
@@ -115,7 +108,7 @@ def _draw_colour_bar(
     bar.set_label("cost, share of the full network" if has_shares else "row of the table")
 
 
-def _make_rows(task: TaskTimeline, shares: Sequence[float] | None) -> list[tuple[object, ...]]:
+def _make_rows(task: TaskTimeline, shares: Shares | None) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for step, (start, end) in enumerate(task.spans):
         row = task.rows[step] if step < len(task.rows) else ""

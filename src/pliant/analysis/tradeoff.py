@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pliant.analysis.comparability import SPLIT, ComparableGroups, get_method_kind
-from pliant.analysis.history import Floats, GroupHistory
+from pliant.analysis.history import SPLIT, GroupHistory
 from pliant.analysis.labels import place_labels
 from pliant.analysis.style import (
     TEXT_COLOUR,
@@ -16,7 +15,9 @@ from pliant.analysis.style import (
     format_quantity,
     make_figure,
 )
+from pliant.analysis.summary import compute_mean_and_std
 from pliant.extras import require
+from pliant.table_search.pareto import find_undominated
 
 MAX_AREA = 620.0  # points², for the group with the most MACs
 LOG_SCALE_RATIO = 20.0  # a wider range of traffic gets a logarithmic axis
@@ -43,35 +44,19 @@ def compute_tradeoff_points(group_histories: Sequence[GroupHistory]) -> list[Tra
         scored = [(h, h.final_accuracy) for h in group.histories if h.final_accuracy is not None]
         if not scored:
             continue
-        accuracy = _compute_mean_and_std([accuracy for _, accuracy in scored])
-        traffic = _compute_mean_and_std([h.total("down") + h.total("up") for h, _ in scored])
-        macs = _compute_mean_and_std([h.total("macs") for h, _ in scored])
-        is_split = get_method_kind(group) == SPLIT
+        accuracy = compute_mean_and_std([accuracy for _, accuracy in scored])
+        traffic = compute_mean_and_std([h.total("down", "up") for h, _ in scored])
+        macs = compute_mean_and_std([h.total("macs") for h, _ in scored])
+        is_split = group.kind == SPLIT
         points.append(TradeoffPoint(group.label, is_split, accuracy, traffic, macs, len(scored)))
-    optimal = find_undominated(
-        np.array([[-point.accuracy[0], point.traffic[0], point.macs[0]] for point in points])
-    )
-    return [
-        replace(point, is_pareto_optimal=bool(is_optimal))
-        for point, is_optimal in zip(points, optimal, strict=True)
-    ]
+    costs = [[-point.accuracy[0], point.traffic[0], point.macs[0]] for point in points]
+    pairs = zip(points, find_undominated(np.array(costs)), strict=True)
+    return [replace(point, is_pareto_optimal=is_optimal) for point, is_optimal in pairs]
 
 
-def _compute_mean_and_std(values: list[float]) -> tuple[float, float]:
-    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-
-
-def find_undominated(costs: Floats) -> list[bool]:
-    """Return for each row whether no other is as low everywhere and lower somewhere."""
-    return [
-        not any(bool((other <= row).all() and (other < row).any()) for other in costs)
-        for row in costs
-    ]
-
-
-def draw_tradeoff(groups: ComparableGroups) -> ReportFigure | None:
+def draw_tradeoff(name: str, groups: Sequence[GroupHistory]) -> ReportFigure | None:
     """Draw accuracy against traffic, one bubble per group; None where nothing was sent."""
-    points = compute_tradeoff_points(groups.group_histories)
+    points = compute_tradeoff_points(groups)
     if len(points) < 2 or not any(point.traffic[0] for point in points):
         return None
     figure, axes = make_figure(max(4.6, 0.2 * len(points) + 1.6))
@@ -81,17 +66,19 @@ def draw_tradeoff(groups: ComparableGroups) -> ReportFigure | None:
     def get_area(macs: float) -> float:
         return scale * macs / max_macs
 
-    unit, name = (1e9, "GB") if max(point.traffic[0] for point in points) >= 1e9 else (1e6, "MB")
+    unit, unit_name = (
+        (1e9, "GB") if max(point.traffic[0] for point in points) >= 1e9 else (1e6, "MB")
+    )
     for point in points:
         _draw_bubble(axes, point, get_area(point.macs[0]), unit)
-    _format_axes(axes, points, name)
-    _draw_legend(figure, axes, points, get_area, max_macs)
+    _format_axes(axes, points, unit_name)
+    _draw_legend(axes, points, get_area, max_macs)
     markers = [
         (point.traffic[0] / unit, point.accuracy[0], float(np.sqrt(get_area(point.macs[0]))))
         for point in points
     ]
     labels = [(point.label, "bold" if point.is_pareto_optimal else "normal") for point in points]
-    place_labels(figure, axes, markers, labels)
+    place_labels(axes, markers, labels)
     optimal = ", ".join(point.label for point in points if point.is_pareto_optimal)
     values = "; ".join(
         f"{point.label}: {format_percent(point.accuracy[0])} for "
@@ -99,8 +86,8 @@ def draw_tradeoff(groups: ComparableGroups) -> ReportFigure | None:
         for point in points
     )
     return ReportFigure(
-        f"trade-off{'-' + groups.name.split()[0] if groups.name else ''}",
-        "Accuracy against traffic and compute" + (f": {groups.name}" if groups.name else ""),
+        f"trade-off{'-' + name.split()[0] if name else ''}",
+        "Accuracy against traffic and compute" + (f": {name}" if name else ""),
         "Bubble chart of the last accuracy against bytes sent up and down, means over seeds "
         "with one standard deviation; the area of a bubble is the compute of the clients. "
         f"Pareto-optimal in all three (no other group is at least as good in each): {optimal}. "
@@ -137,15 +124,10 @@ def _get_bubble_style(point: TradeoffPoint, area: float) -> dict[str, Any]:
     box = area if not point.is_split else area * 4 / np.pi
     style = {"marker": "o" if point.is_split else "s", "s": box, "zorder": 3}
     if point.is_pareto_optimal:
-        return style | {
-            "facecolor": FILL_COLOUR,
-            "edgecolor": EDGE_COLOUR,
-            "linewidth": 1.8,
-            "alpha": 0.85,
-        }
-    return style | {
-        "facecolor": "none", "edgecolor": PALE_COLOUR, "linewidth": 1.1, "linestyle": (0, (3, 2)),
-    }  # fmt: skip
+        filled = {"facecolor": FILL_COLOUR, "edgecolor": EDGE_COLOUR, "linewidth": 1.8}
+        return style | filled | {"alpha": 0.85}
+    hollow = {"facecolor": "none", "edgecolor": PALE_COLOUR, "linewidth": 1.1}
+    return style | hollow | {"linestyle": (0, (3, 2))}
 
 
 def _format_axes(axes: Any, points: list[TradeoffPoint], unit: str) -> None:
@@ -162,13 +144,8 @@ def _format_axes(axes: Any, points: list[TradeoffPoint], unit: str) -> None:
 
 
 def _draw_legend(
-    figure: Any,
-    axes: Any,
-    points: list[TradeoffPoint],
-    get_area: Callable[[float], float],
-    max_macs: float,
+    axes: Any, points: list[TradeoffPoint], get_area: Callable[[float], float], max_macs: float
 ) -> None:
-    """Explain fill, shape and area below the axes."""
     zero = (0.0, 0.0)
     kinds = sorted({point.is_split for point in points})
 
@@ -188,7 +165,7 @@ def _draw_legend(
         make_handle(is_split, False, get_area(macs), format_quantity(macs, "MACs") + " of clients")
         for macs in (max_macs / 4, max_macs)
     ]
-    figure.legend(
+    axes.figure.legend(
         handles=handles, loc="outside lower center", ncols=3, fontsize=8.5, frameon=False,
         borderpad=0.8, labelspacing=1.3, handletextpad=1.0, columnspacing=2.2,
     )  # fmt: skip

@@ -13,9 +13,7 @@ BAR_SEGMENTS = (
 
 def compute_utilisation(group_history: GroupHistory) -> tuple[float, float, float] | None:
     """Return which shares of the devices' MACs were useful, wasted and unused."""
-    useful = sum(history.total("useful") for history in group_history.histories)
-    spent = sum(history.total("macs") for history in group_history.histories)
-    available = sum(history.total("available") for history in group_history.histories)
+    useful, spent, available = map(group_history.total, ("useful", "macs", "available"))
     if not available:
         return None
     useful_share = useful / available

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from multiprocessing import get_context
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -33,9 +32,8 @@ class BareLoop:
     def run_round(self, per_round: int, *, channels_last: bool) -> None:
         """Train some devices and average their weights."""
         self._round += 1
-        devices = np.random.default_rng(self._round).choice(
-            self._num_devices, per_round, replace=False
-        )
+        rng = np.random.default_rng(self._round)
+        devices = rng.choice(self._num_devices, per_round, replace=False)
         jobs = [(self._weights, int(device), self._round, channels_last) for device in devices]
         total: Weights = {}
         for weights in self._pool.imap_unordered(_train, jobs):
@@ -46,12 +44,7 @@ class BareLoop:
     def __enter__(self) -> "BareLoop":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._pool.terminate()
         self._pool.join()
 

@@ -4,6 +4,7 @@ The lower limit is the same step on a plain network built with exactly the kept 
 """
 
 import copy
+import itertools
 import resource
 import sys
 import time
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pliant.bench.timing import time_interleaved
-from pliant.nn.elastic import Elastic, elastic
+from pliant.nn.elastic import Elastic, Rates, elastic
 from pliant.nn.models import INPUT_SHAPES, MODELS
 from pliant.nn.optimisers import Sgd
 from pliant.nn.subnet import Sampling, Subnet
@@ -27,6 +28,7 @@ from pliant.rng import rng_stream
 from pliant.value import Value
 
 BATCH = 32
+Sampler = Callable[[int], Subnet]  # from the number of the step
 
 
 class ElasticTimes(Value, frozen=True):
@@ -39,7 +41,6 @@ class ElasticTimes(Value, frozen=True):
 
 
 def measure(name: str, seconds: float) -> ElasticTimes:
-    """Time one bundled network."""
     torch.set_num_threads(1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -56,72 +57,66 @@ def measure(name: str, seconds: float) -> ElasticTimes:
 
 
 def _make_steps(net: nn.Module, elastic_net: Elastic, x: Tensor) -> dict[str, Callable[[], object]]:
-    narrow = build_same_shape(net, elastic_net, sample_half(elastic_net, 0))
+    half = make_sampler(elastic_net, 0.5, "rounded")
+    narrow = build_same_shape(net, elastic_net, half(0))
     last = x.contiguous(memory_format=torch.channels_last)
     labels = torch.arange(BATCH) % 2
+    vectors = rng_stream(0, "vectors").uniform(0, 0.5, (16, len(elastic_net.sites)))
 
-    def train(sample: Callable[[int], Subnet]) -> Callable[[], object]:
-        trainer = SubnetTrainer(elastic_net, get_params(net), Sgd(lr=0.01))
-        return make_elastic_step(trainer, sample, x, labels)
+    def train(sample: Sampler) -> Callable[[], object]:
+        return make_elastic_step(make_trainer(net, elastic_net), sample, x, labels)
+
+    def train_mixed(sampling: Sampling) -> Callable[[], object]:
+        samplers = [make_sampler(elastic_net, vector, sampling) for vector in vectors]
+        return train(lambda step: samplers[step % 16](step))  # like an adapting device
 
     return {
         "plain": make_plain_step(net, x, labels),
         "plain, channels last": make_plain_step(copy.deepcopy(net), last, labels),
         "elastic at 0": train(lambda step: elastic_net.full),
-        "elastic at .25": train(make_quarter_sampler(elastic_net)),
-        "elastic at .5": train(lambda step: sample_half(elastic_net, step)),
-        "elastic at .5, coins": train(make_bernoulli_sampler(elastic_net)),
-        "elastic at mixed rates, coins": train(make_mixed_sampler(elastic_net, "bernoulli")),
-        "elastic at mixed rates, blocks": train(make_mixed_sampler(elastic_net, "blocks")),
+        "elastic at .25": train(make_sampler(elastic_net, 0.25, "rounded")),
+        "elastic at .5": train(half),
+        "elastic at .5, coins": train(make_sampler(elastic_net, 0.5, "bernoulli")),
+        "elastic at mixed rates, coins": train_mixed("bernoulli"),
+        "elastic at mixed rates, blocks": train_mixed("blocks"),
         "same shape": make_plain_step(narrow, x, labels),
         "same shape, channels last": make_plain_step(copy.deepcopy(narrow), last, labels),
-        "drawing and switching": make_switch_step(
-            SubnetTrainer(elastic_net, get_params(net), Sgd(lr=0.01))
-        ),
+        "drawing and switching": make_switch_step(make_trainer(net, elastic_net), half),
     }
 
 
 def _compute_ratios(times: dict[str, float]) -> dict[str, float]:
     half, plain, switch = times["elastic at .5"], times["plain"], times["drawing and switching"]
-    mixed = "elastic at mixed rates"
+    full, mixed = times["elastic at 0"], "elastic at mixed rates"
     return {
-        "elastic at 0 / plain": times["elastic at 0"] / plain,
+        "elastic at 0 / plain": full / plain,
         "elastic at .25 / plain": times["elastic at .25"] / plain,
         "elastic at .5 / plain": half / plain,
         "elastic at .5, coins / plain": times["elastic at .5, coins"] / plain,
         "mixed rates, blocks / coins": times[f"{mixed}, blocks"] / times[f"{mixed}, coins"],
         "elastic at .5 / same shape": half / times["same shape"],
         "elastic at .5 / same shape, channels last": half / times["same shape, channels last"],
-        "elastic at 0 / plain, channels last": times["elastic at 0"]
-        / times["plain, channels last"],
+        "elastic at 0 / plain, channels last": full / times["plain, channels last"],
         "drawing and switching / step at .5": switch / half,
         "drawing and switching / plain": switch / plain,
     }
 
 
-def sample_half(elastic_net: Elastic, step: int) -> Subnet:
-    """Sample half of each site: new filters each step, but always the same number."""
-    return elastic_net.draw(0.5, rng_stream(0, "bench", step), "rounded")
+def make_trainer(net: nn.Module, elastic_net: Elastic) -> SubnetTrainer:
+    """Return a trainer of a copy of the network's weights."""
+    return SubnetTrainer(elastic_net, get_params(net), Sgd(lr=0.01))
 
 
-def make_quarter_sampler(elastic_net: Elastic) -> Callable[[int], Subnet]:
-    """Return a sampler that drops a quarter of each site."""
-    return lambda step: elastic_net.draw(0.25, rng_stream(0, "bench", step), "rounded")
+def make_sampler(elastic_net: Elastic, rates: Rates, sampling: Sampling) -> Sampler:
+    """Return a function that draws new filters each step.
 
-
-def make_bernoulli_sampler(elastic_net: Elastic) -> Callable[[int], Subnet]:
-    """Return the paper's sampler, whose shapes change from step to step."""
-    return lambda step: elastic_net.draw(0.5, rng_stream(0, "bench", step))
-
-
-def make_mixed_sampler(elastic_net: Elastic, sampling: Sampling) -> Callable[[int], Subnet]:
-    """Return a sampler that cycles through sixteen rate vectors, like an adapting device."""
-    vectors = rng_stream(0, "vectors").uniform(0, 0.5, (16, len(elastic_net.sites)))
-    return lambda step: elastic_net.draw(vectors[step % 16], rng_stream(0, "bench", step), sampling)
+    With "rounded" sampling their number is always the same; with "bernoulli", as in the paper, the
+    shapes change from step to step.
+    """
+    return lambda step: elastic_net.draw(rates, rng_stream(0, "bench", step), sampling)
 
 
 def make_plain_step(net: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], object]:
-    """Return a step of ordinary PyTorch training."""
     net.train()
     optimiser = torch.optim.SGD(net.parameters(), lr=0.01)
 
@@ -135,30 +130,22 @@ def make_plain_step(net: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], o
 
 
 def make_elastic_step(
-    trainer: SubnetTrainer, sample: Callable[[int], Subnet], x: Tensor, labels: Tensor
+    trainer: SubnetTrainer, sample: Sampler, x: Tensor, labels: Tensor
 ) -> Callable[[], object]:
     """Return a step that trains a new subnet each time."""
-    count = 0
+    switch = make_switch_step(trainer, sample)
 
     def step() -> None:
-        nonlocal count
-        count += 1
-        trainer.switch(sample(count))
+        switch()
         trainer.step(x, lambda output: F.cross_entropy(output, labels))
 
     return step
 
 
-def make_switch_step(trainer: SubnetTrainer) -> Callable[[], object]:
+def make_switch_step(trainer: SubnetTrainer, sample: Sampler) -> Callable[[], object]:
     """Return a step that only switches the subnet."""
-    count = 0
-
-    def step() -> None:
-        nonlocal count
-        count += 1
-        trainer.switch(sample_half(trainer.elastic, count))
-
-    return step
+    numbers = itertools.count(1)
+    return lambda: trainer.switch(sample(next(numbers)))
 
 
 def build_same_shape(net: nn.Module, elastic_net: Elastic, subnet: Subnet) -> nn.Module:
@@ -202,16 +189,15 @@ def _send_peak_memory(name: str, kind: str, connection: Any) -> None:
     x = torch.randn(4 * BATCH, *INPUT_SHAPES[name])
     labels = torch.arange(len(x)) % 2
     elastic_net = elastic(net, x[:1])
-    trainer = SubnetTrainer(elastic_net, get_params(net), Sgd(lr=0.01))
+    trainer = make_trainer(net, elastic_net)  # its buffers belong to the start
     if kind == "plain":
         make_plain_step(net, x, labels)()
     elif kind == "elastic":
-        make_elastic_step(trainer, lambda step: sample_half(elastic_net, step), x, labels)()
+        make_elastic_step(trainer, make_sampler(elastic_net, 0.5, "rounded"), x, labels)()
     connection.send(_read_peak_memory())
 
 
 def _read_peak_memory() -> float:
-    """Return the peak memory of this process in MB."""
     status = Path("/proc/self/status")
     if status.exists():  # getrusage would include the parent's peak before the fork
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)

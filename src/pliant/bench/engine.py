@@ -20,25 +20,24 @@ from pliant.bench.bare import BATCH, LR, BareLoop
 from pliant.bench.timing import time_interleaved
 from pliant.data import FederatedData, Iid, ImageDataset
 from pliant.data.federated import TrainTestData
-from pliant.devices import FULL_NETWORK, BudgetPolicy, ChangingTrace, CostRows, Fleet, PerBatch
+from pliant.devices import ChangingTrace, CostRows, Fleet, PerBatch
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.simulate import simulate
 from pliant.engine.timetable import build_timetable, make_tasks
 from pliant.methods import FedAvg, LocalTraining
-from pliant.methods.base import Method, ServerState, Step, Task, TaskKey, Update
+from pliant.methods.base import Method, ServerState, Step, Task, Update
 from pliant.nn.elastic import Elastic
 from pliant.nn.models import digits_cnn, femnist_cnn
 from pliant.nn.optimisers import Sgd
-from pliant.nn.subnet import Subnet
 from pliant.value import Value
 from pliant.workers.pool import AnyWorkers, InlineWorkers, ProcessWorkers, count_cores
 
 PER_ROUND = 10
 
 
-class EngineMeasurement(Value, frozen=True):
+class Measurement(Value, frozen=True):
     """A number and the limit that it must not exceed."""
 
     name: str
@@ -48,7 +47,6 @@ class EngineMeasurement(Value, frozen=True):
 
     @property
     def is_met(self) -> bool:
-        """Return whether the value is within its limit."""
         return self.limit is None or self.value <= self.limit
 
 
@@ -56,15 +54,6 @@ class NoTraining(Value, frozen=True):
     """A method that trains nothing, so that only the engine takes time."""
 
     local: LocalTraining = LocalTraining()
-
-    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
-        return FULL_NETWORK
-
-    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
-        return net.full
-
-    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
-        return None
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         delta = {name: torch.zeros_like(tensor) for name, tensor in task.params.items()}
@@ -101,9 +90,8 @@ def _make_random_data(samples: int, channels: int, side: int) -> FederatedData:
         pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
         return ImageDataset.from_tensors(pixels, torch.arange(count) % 10)
 
-    return TrainTestData(make_images(100 * samples + 10), make_images(100)).share(
-        Iid(), 100, proxy=10
-    )
+    data = TrainTestData(make_images(100 * samples + 10), make_images(100))
+    return data.share(Iid(), 100, proxy=10)
 
 
 UNLIMITED_ROUNDS = 10**9  # the caller stops the run
@@ -134,8 +122,7 @@ def run_rounds(
     )
 
 
-def measure() -> Iterator[EngineMeasurement]:
-    """Run all measurements."""
+def measure() -> Iterator[Measurement]:
     torch.set_num_threads(1)
     yield from measure_empty_rounds()
     yield from measure_training()
@@ -145,7 +132,7 @@ def measure() -> Iterator[EngineMeasurement]:
     yield from measure_timetable()
 
 
-def measure_empty_rounds(seconds: float = 6.0) -> Iterator[EngineMeasurement]:
+def measure_empty_rounds(seconds: float = 6.0) -> Iterator[Measurement]:
     """Time rounds of a method that trains nothing, with more work in each row."""
     start = partial(run_rounds, NoTraining())
     with tempfile.TemporaryDirectory() as name:
@@ -155,25 +142,18 @@ def measure_empty_rounds(seconds: float = 6.0) -> Iterator[EngineMeasurement]:
             "evaluated": start(make_tiny, folder=Path(name, "evaluated"), evaluation=Evaluation()),
             "digits": start(make_digits_like),
         }
-        times = _time_rounds(kinds, seconds)
-    yield EngineMeasurement(
-        "round of 10 devices that train nothing", 1e3 * times["tiny"], "ms", 5.0
-    )
-    yield EngineMeasurement(
-        "  records and checkpoints on disk too", 1e3 * times["on disk"], "ms", 5.0
-    )
-    yield EngineMeasurement("  evaluated on 100 images too", 1e3 * times["evaluated"], "ms")
-    yield EngineMeasurement(
-        "  with the digits' network, sent to and fro", 1e3 * times["digits"], "ms"
-    )
+        times = {kind: 1e3 * value for kind, value in _time_rounds(kinds, seconds).items()}
+    yield Measurement("round of 10 devices that train nothing", times["tiny"], "ms", 5.0)
+    yield Measurement("  records and checkpoints on disk too", times["on disk"], "ms", 5.0)
+    yield Measurement("  evaluated on 100 images too", times["evaluated"], "ms")
+    yield Measurement("  with the digits' network, sent to and fro", times["digits"], "ms")
 
 
-def measure_training(seconds: float = 20.0) -> Iterator[EngineMeasurement]:
+def measure_training(seconds: float = 20.0) -> Iterator[Measurement]:
     """Time FedAvg against a bare PyTorch loop with as many worker processes."""
     count = count_cores()
-    records = run_rounds(
-        FedAvg(LocalTraining(Sgd(lr=LR), BATCH)), make_cifar_like, workers=ProcessWorkers(count)
-    )
+    method = FedAvg(LocalTraining(Sgd(lr=LR), BATCH))
+    records = run_rounds(method, make_cifar_like, workers=ProcessWorkers(count))
     with BareLoop(make_cifar_like, count) as bare, closing(records):
         times = time_interleaved(
             {
@@ -183,75 +163,56 @@ def measure_training(seconds: float = 20.0) -> Iterator[EngineMeasurement]:
             },
             seconds=seconds,
         )
-    yield EngineMeasurement(
-        "FedAvg, 10 of 100 devices with 500 images: a round", times["engine"], "s"
-    )
-    yield EngineMeasurement("  bare PyTorch loop", times["bare"], "s")
-    yield EngineMeasurement("  engine / bare loop", times["engine"] / times["bare"], "", 1.05)
-    yield EngineMeasurement(
-        "  engine / bare loop in channels-last", times["engine"] / times["bare, last"]
-    )
+    engine, bare_loop, channels_last = times.values()
+    yield Measurement("FedAvg, 10 of 100 devices with 500 images: a round", engine, "s")
+    yield Measurement("  bare PyTorch loop", bare_loop, "s")
+    yield Measurement("  engine / bare loop", engine / bare_loop, "", 1.05)
+    yield Measurement("  engine / bare loop in channels-last", engine / channels_last)
 
 
-def measure_start_up() -> Iterator[EngineMeasurement]:
+def measure_start_up() -> Iterator[Measurement]:
     """Time the first round in a process that has only imported pliant."""
-    yield EngineMeasurement(
-        "start-up after imports, inline",
-        _run_in_process(_time_first_round, InlineWorkers()),
-        "s",
-        3.0,
-    )
-    yield EngineMeasurement(
-        "start-up with worker processes, their imports too",
-        _run_in_process(_time_first_round, ProcessWorkers()),
-        "s",
-    )
+    inline = _run_in_process(_time_first_round, InlineWorkers())
+    yield Measurement("start-up after imports, inline", inline, "s", 3.0)
+    processes = _run_in_process(_time_first_round, ProcessWorkers())
+    yield Measurement("start-up with worker processes, their imports too", processes, "s")
 
 
-def measure_fleet_sizes(seconds: float = 4.0) -> Iterator[EngineMeasurement]:
+def measure_fleet_sizes(seconds: float = 4.0) -> Iterator[Measurement]:
     """Compare fleets of a million and a thousand devices."""
     sizes = (1_000, 1_000_000)
-    times = _time_rounds(
-        {str(size): run_rounds(NoTraining(), make_tiny, size=size) for size in sizes}, seconds
-    )
-    memory = [_run_in_process(_measure_memory, size) for size in sizes]
-    yield EngineMeasurement(
-        "1,000,000 / 1,000 devices, time", times["1000000"] / times["1000"], "", 1.1
-    )
-    yield EngineMeasurement("1,000,000 / 1,000 devices, memory", memory[1] / memory[0], "", 1.1)
+    runs = {str(size): run_rounds(NoTraining(), make_tiny, size=size) for size in sizes}
+    small, large = _time_rounds(runs, seconds).values()
+    yield Measurement("1,000,000 / 1,000 devices, time", large / small, "", 1.1)
+    small, large = (_run_in_process(_measure_memory, size) for size in sizes)
+    yield Measurement("1,000,000 / 1,000 devices, memory", large / small, "", 1.1)
 
 
-def measure_memory_growth() -> Iterator[EngineMeasurement]:
+def measure_memory_growth() -> Iterator[Measurement]:
     """Measure the growth of memory over a thousand rounds of training."""
-    yield EngineMeasurement(
-        "memory at round 1,000 / round 50", _run_in_process(_measure_growth, 1000), "", 1.05
-    )
+    growth = _run_in_process(_measure_growth, 1000)
+    yield Measurement("memory at round 1,000 / round 50", growth, "", 1.05)
 
 
-def measure_timetable(seconds: float = 2.0) -> Iterator[EngineMeasurement]:
+def measure_timetable(seconds: float = 2.0) -> Iterator[Measurement]:
     """Time the timetable of a large round."""
     fleet = Fleet(size=10_000, speed=ChangingTrace(per_round=4.0))
     policy = PerBatch(CostRows(tuple(np.linspace(0.1, 1.0, 64).tolist())))
     tasks = make_tasks(np.arange(10_000), num_batches=16, full_macs=10.0)
-    times = time_interleaved(
-        {"table": lambda: build_timetable(fleet, policy, tasks)}, seconds=seconds
-    )
-    yield EngineMeasurement(
-        "timetable of 10,000 devices x 16 mini-batches", times["table"], "s", 1.0
-    )
+    build = partial(build_timetable, fleet, policy, tasks)
+    times = time_interleaved({"table": build}, seconds=seconds)
+    yield Measurement("timetable of 10,000 devices x 16 mini-batches", times["table"], "s", 1.0)
 
 
 def _time_rounds(
     runs: Mapping[str, Generator[RoundRecord, None, None]], seconds: float
 ) -> dict[str, float]:
-    """Return the median seconds per round of each kind of run."""
     with ExitStack() as stack:
         steps = {kind: partial(next, stack.enter_context(closing(runs[kind]))) for kind in runs}
         return time_interleaved(steps, seconds=seconds)
 
 
 def _run_in_process(function: Callable[[Any], float], argument: object) -> float:
-    """Call a function in a new process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(function, argument).result()
 
@@ -276,15 +237,10 @@ def _measure_growth(rounds: int) -> float:
     torch.set_num_threads(1)
     sizes = {}
     method = FedAvg(LocalTraining(Sgd(lr=0.01), BATCH))
+    make = partial(make_digits_like, 16)
     with tempfile.TemporaryDirectory() as name:
-        records = run_rounds(
-            method,
-            partial(make_digits_like, 16),
-            rounds=rounds,
-            size=10_000,
-            folder=Path(name, "run"),
-        )
-        for record in records:
+        folder = Path(name, "run")
+        for record in run_rounds(method, make, rounds=rounds, size=10_000, folder=folder):
             if record.round + 1 in (50, rounds):
                 gc.collect()
                 sizes[record.round + 1] = psutil.Process().memory_info().rss

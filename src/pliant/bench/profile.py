@@ -1,21 +1,18 @@
 """`pliant bench profile`: time subnets, and fit and validate a model of the step time."""
 
 import statistics
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import torch
 
-from pliant.analysis.search_plots import draw_step_costs
-from pliant.bench.elastic import make_elastic_step
+from pliant.analysis.style import ReportFigure, get_line_style, make_figure
+from pliant.bench.elastic import make_elastic_step, make_trainer
 from pliant.bench.timing import time_interleaved
 from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.models import INPUT_SHAPES, MODELS
-from pliant.nn.optimisers import Sgd
 from pliant.nn.subnet import Subnet
-from pliant.nn.trainer import SubnetTrainer
-from pliant.params import get_params
 from pliant.rng import rng_stream
 from pliant.table_search.step_time import (
     StepTimeModel,
@@ -46,19 +43,20 @@ def measure(name: str, *, seconds: float, subnets: int, batch: int) -> StepTimeF
     labels = torch.arange(batch) % 2
     elastic_net = elastic(net, x[:1])
     samples = _sample_subnets(elastic_net, subnets)
-    steps = {}
-    for number, subnet in enumerate(samples):
-        trainer = SubnetTrainer(elastic_net, get_params(net), Sgd(lr=0.01))
-        steps[str(number)] = make_elastic_step(trainer, partial(_return_subnet, subnet), x, labels)
+
+    def make_step(subnet: Subnet) -> Callable[[], object]:
+        trainer = make_trainer(net, elastic_net)
+        return make_elastic_step(trainer, lambda step: subnet, x, labels)
+
+    steps = {str(number): make_step(subnet) for number, subnet in enumerate(samples)}
     times = list(time_interleaved(steps, seconds=seconds).values())
     costs = [count_step_work(elastic_net, subnet, batch) for subnet in samples]
     half_fit = fit_step_time_model(costs[::2], times[::2], batch)
     error = statistics.median(compute_relative_errors(half_fit, costs[1::2], times[1::2]).tolist())
-    full_fit = fit_step_time_model(costs, times, batch)
     total = sum(elastic_net.sizes)
     return StepTimeFit(
         name,
-        StepTimeModel(full_fit.start, full_fit.per_mac, full_fit.per_byte, batch, error),
+        msgspec.structs.replace(fit_step_time_model(costs, times, batch), error=error),
         tuple(1 - sum(subnet.counts) / total for subnet in samples),
         tuple(macs / costs[0][0] for macs, _ in costs),
         tuple(times),
@@ -77,17 +75,21 @@ def _sample_subnets(elastic_net: Elastic, count: int) -> list[Subnet]:
     return subnets
 
 
-def _return_subnet(subnet: Subnet, step: int) -> Subnet:
-    return subnet
-
-
-def draw_fit(result: StepTimeFit, path: Path) -> Path:
-    """Draw MACs and time against the share of dropped filters."""
-    times = np.asarray(result.seconds)
-    return draw_step_costs(
-        path,
-        np.asarray(result.dropped),
-        np.asarray(result.macs),
-        times / times[0],
-        f"{result.network}, batch {result.profile.batch}, one thread",
-    )
+def draw_fit(result: StepTimeFit) -> ReportFigure:
+    """Draw MACs and measured time of a step against the share of dropped filters."""
+    times = tuple(seconds / result.seconds[0] for seconds in result.seconds)
+    figure, axes = make_figure(4.0)
+    for index, (name, values) in enumerate((("MACs", result.macs), ("step time, measured", times))):
+        style = get_line_style(index) | {"linestyle": "none", "label": name}
+        axes.plot(result.dropped, values, **style)
+    axes.plot([0, 1], [1, 0], ":", linewidth=0.8, color="0.5")
+    axes.set_xlim(0, 0.6)
+    axes.set_ylim(0, 1.1)
+    axes.set_xlabel("share of dropped filters")
+    axes.set_ylabel("share of the full network's")
+    title = f"{result.network}, batch {result.profile.batch}, one thread"
+    axes.set_title(title, fontsize=8, loc="left")
+    axes.legend(fontsize=8, frameon=False)
+    text = "Scatter plot of MACs and step time against the share of dropped filters."
+    rows = list(zip(result.dropped, result.macs, times, strict=True))
+    return ReportFigure("step-costs", title, text, figure, ("dropped", "MACs", "seconds"), rows)

@@ -123,7 +123,7 @@ def profile(
     if out is not None:
         save_step_time_model(out, model)
     if picture is not None:
-        profile.draw_fit(fit, picture)
+        profile.draw_fit(fit).save(picture)
     line = (
         f"{network}, batch {batch}: {1e3 * model.start:.2f} ms + "
         f"{1e9 * model.per_mac:.4f} ns/MAC + {1e9 * model.per_byte:.3f} ns/byte; "

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pliant.experiment.sweep import SummaryRow, SweepRun
+    from pliant.analysis.summary import SummaryRow
+    from pliant.experiment.sweep import SweepRun
+    from pliant.workers.pool import AnyWorkers
 
 
 def compare(
@@ -35,16 +37,8 @@ def compare(
     json
         Print JSON lines instead of a table.
     """
-    import msgspec
-
-    from pliant.cli.progress import show_bar
-    from pliant.experiment.sweep import (
-        is_finished,
-        load_sweep,
-        resolve_workers,
-        run_sweep,
-        summarise,
-    )
+    from pliant.analysis.summary import summarise
+    from pliant.experiment.sweep import load_sweep, resolve_workers
     from pliant.report.tensorboard import export_tensorboard
 
     if not 0.0 < target <= 1.0:
@@ -52,50 +46,66 @@ def compare(
     runs = load_sweep(spec, overrides)
     workers = resolve_workers(runs)
     folder = out or Path("runs") / spec.stem
+    try:
+        run_with_bar(runs, folder.resolve(), workers, prints=True)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("run the same command to resume") from None
+    for run in runs if tensorboard else ():
+        export_tensorboard(folder / run.name)
+    rows = summarise(runs, folder, target)
+    sys.stdout.write(_format_json(rows) if json else _format_table(rows, target))
+
+
+def run_with_bar(
+    runs: "list[SweepRun]", folder: Path, workers: "AnyWorkers", *, prints: bool = False
+) -> None:
+    """Run or resume a sweep under a progress bar; print the finished runs if wanted."""
+    from pliant.cli.progress import show_bar
+    from pliant.experiment.sweep import is_finished, run_sweep
 
     finished = [run.name for run in runs if is_finished(folder / run.name)]
     with show_bar("runs", len(runs), len(finished)) as show_count:
 
         def show_finished(run: "SweepRun") -> None:
             finished.append(run.name)
-            sys.stderr.write(f"finished {run.name} ({len(finished)} of {len(runs)})\n")
+            if prints:
+                sys.stderr.write(f"finished {run.name} ({len(finished)} of {len(runs)})\n")
             show_count(len(finished))
 
-        try:
-            run_sweep(runs, folder.resolve(), workers, show_finished)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("run the same command to resume") from None
-    for run in runs if tensorboard else ():
-        export_tensorboard(folder / run.name)
-    rows = summarise(runs, folder, target)
-    text = "".join(msgspec.json.encode(_convert_row(row)).decode() + "\n" for row in rows)
-    sys.stdout.write(text if json else _format_table(rows, target))
+        run_sweep(runs, folder, workers, show_finished)
 
 
-def _convert_row(row: "SummaryRow") -> dict[str, object]:
+def _format_json(rows: "list[SummaryRow]") -> str:
     from dataclasses import asdict
 
-    return asdict(row) | {"group": dict(row.group)}
+    import msgspec
+
+    text = ""
+    for row in rows:
+        plain = asdict(row) | {"group": dict(row.group)}
+        del plain["rounds"], plain["joules"]  # a report shows them
+        text += msgspec.json.encode(plain).decode() + "\n"
+    return text
 
 
 def _format_table(rows: "list[SummaryRow]", target: float) -> str:
-    names = [" ".join(value for _, value in row.group) for row in rows]
-    width = max(map(len, names), default=0)
+    width = max((len(row.label) for row in rows), default=0)
     head = (
         f"{'':{width}}  {'accuracy':>15}  {'trained':>7}  {f'rounds to {target:.0%}':>14}  "
         f"{'seconds':>8}  {'GMACs':>9}  {'MB':>8}  {'used':>5}  {'lost':>5}  {'best':>7}  "
         f"{'local':>7}  {'C3':>5}"
     )
     lines = [head]
-    for name, row in zip(names, rows, strict=True):
-        mean, spread = row.accuracy
+    for row in rows:
+        mean, spread = row.accuracy or (0.0, 0.0)
+        used, lost = row.utilisation or 0.0, row.lost_share or 0.0
         trained = "" if row.trained_accuracy is None else f"{row.trained_accuracy:.2%}"
         local = "" if row.local_accuracy is None else f"{row.local_accuracy:.2%}"
         rounds = "-" if row.rounds_to_target is None else f"{row.rounds_to_target:.1f}"
         seconds = "-" if row.seconds_to_target is None else f"{row.seconds_to_target:.1f}"
         lines.append(
-            f"{name:{width}}  {mean:7.2%} ± {spread:5.2%}  {trained:>7}  {rounds:>14}  "
-            f"{seconds:>8}  {row.gigamacs:9.1f}  {row.megabytes:8.1f}  {row.utilisation:5.0%}  "
-            f"{row.lost_share:5.0%}  {row.best_accuracy:7.2%}  {local:>7}  {row.c3:5.3f}"
+            f"{row.label:{width}}  {mean:7.2%} ± {spread:5.2%}  {trained:>7}  {rounds:>14}  "
+            f"{seconds:>8}  {row.gigamacs:9.1f}  {row.megabytes:8.1f}  {used:5.0%}  "
+            f"{lost:5.0%}  {row.best_accuracy:7.2%}  {local:>7}  {row.c3:5.3f}"
         )
     return "\n".join(lines) + "\n"

@@ -67,10 +67,10 @@ def get(name: str, *, data: DataRoot = None) -> int:
         The data root; by default PLIANT_DATA, or else the user's cache folder.
     """
     from pliant.data.download.cache import download_dataset, get_data_root
-    from pliant.data.download.published import find_manifest
+    from pliant.data.sources import find_dataset
 
     root = get_data_root(data)
-    manifest = find_manifest(name)
+    manifest = find_dataset(name.replace("-", "_")).manifest
     with _show_progress() as progress:
         status = download_dataset(manifest, root, progress=progress)
     sys.stdout.write(f"{status.name}: {status.state} in {root / manifest.folder}\n")
@@ -78,14 +78,12 @@ def get(name: str, *, data: DataRoot = None) -> int:
 
 
 def _collect_statuses(data: Path | None, *, is_verified: bool) -> "list[DatasetStatus]":
-    from pliant.data.digits import inspect_digits
     from pliant.data.download.cache import get_data_root, inspect_dataset
-    from pliant.data.download.published import MANIFESTS
+    from pliant.data.sources import DATASETS
 
     root = get_data_root(data)
     return [
-        inspect_digits(),
-        *(inspect_dataset(manifest, root, is_verified=is_verified) for manifest in MANIFESTS),
+        inspect_dataset(dataset.manifest, root, verify=is_verified) for dataset in DATASETS.values()
     ]
 
 
@@ -127,16 +125,11 @@ def _show_progress() -> "Iterator[_ProgressFactory]":
     if not sys.stdout.isatty():
         yield _LineProgress
         return
-    from rich import progress as rich_progress
+    from rich import progress
 
-    columns = (
-        rich_progress.TextColumn("{task.description}"),
-        rich_progress.BarColumn(),
-        rich_progress.DownloadColumn(),
-        rich_progress.TransferSpeedColumn(),
-        rich_progress.TimeRemainingColumn(),
-    )
-    with rich_progress.Progress(*columns) as bars:
+    sizes = (progress.DownloadColumn(), progress.TransferSpeedColumn())
+    columns = (progress.BarColumn(), *sizes, progress.TimeRemainingColumn())
+    with progress.Progress("{task.description}", *columns) as bars:
 
         def add_bar(name: str) -> "ProgressCallback":
             task = bars.add_task(name, total=None)

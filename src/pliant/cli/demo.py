@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+import pliant as pl
+
 if TYPE_CHECKING:
+    from pliant.analysis.summary import SummaryRow
     from pliant.experiment.config import SearchRun
-    from pliant.experiment.sweep import SummaryRow, SweepRun
+    from pliant.experiment.sweep import SweepRun
 
 SECONDS = 20  # of virtual time, for every federated method
 ROUNDS, EXCHANGES = 8, 4  # of split learning; rounds in which AdaSplit's clients use the server
@@ -49,14 +52,16 @@ def demo(*, out: Path = Path("runs/demo"), seed: int = 0) -> None:
 
 
 def _run_demo(console: Console, out: Path, seed: int) -> None:
+    from pliant.analysis.summary import summarise
     from pliant.cli.progress import show_steps
-    from pliant.experiment.sweep import summarise
+    from pliant.cli.search import run_search
     from pliant.report.build import write_report
 
     start = time.monotonic()
     _print(console, INTRO_TEXT, SEARCH_TEXT)
-    table_path = _run_search(_make_search(seed), out / "search")
+    run_search(_make_search(seed), out / "search")
     _print(console, TRAINING_TEXT)
+    table_path = (out / "search" / "table.safetensors").resolve()
     federated_runs = _make_federated_runs(seed, table_path)
     _run_with_progress(console, federated_runs, out / "methods")
     _print(console, SPLIT_TEXT)
@@ -82,128 +87,80 @@ def _print(console: Console, *lines: str) -> None:
 
 def _make_search(seed: int) -> "SearchRun":
     from pliant.experiment.config import DataConfig, NetworkConfig, SearchRun
-    from pliant.table_search import SearchSettings
-    from pliant.table_search.short_training import ShortTrainingSettings
-    from pliant.table_search.surrogate_search import SurrogateSearch
+    from pliant.table_search import SurrogateSearch
 
-    short = ShortTrainingSettings(batches=32, batch=32, eval_images=500)
-    settings = SearchSettings(
-        SurrogateSearch(rounds=1, vectors=12), short, corner_seeds=4, fresh_seeds=2, rows=24
-    )
+    short = pl.ShortTrainingSettings(batches=32, batch=32, eval_images=500)
+    algorithm = SurrogateSearch(rounds=1, vectors=12)
+    settings = pl.SearchSettings(algorithm, short, corner_seeds=4, fresh_seeds=2, rows=24)
     return SearchRun(settings, NetworkConfig("digits_cnn"), DataConfig("digits", proxy=2000), seed)
 
 
-def _run_search(run: "SearchRun", folder: Path) -> Path:
-    """Search, or reuse a finished search, and return the path of the table."""
-    from pliant.cli.search import run_search
-
-    run_search(run, folder)
-    return (folder / "table.safetensors").resolve()
-
-
 def _make_federated_runs(seed: int, table_path: Path) -> "list[SweepRun]":
-    from pliant.devices import ChangingTrace, Fleet
-    from pliant.engine.round_rules import RoundRules
     from pliant.experiment.config import DataConfig, Experiment, NetworkConfig
     from pliant.experiment.sweep import SweepRun
-    from pliant.methods import (
-        AnyMethod,
-        Distreal,
-        FedAvg,
-        FedDropout,
-        FedProx,
-        HeteroFl,
-        LocalTraining,
-    )
-    from pliant.nn.optimisers import Sgd
-    from pliant.nn.table_file import load_table
+    from pliant.methods import AnyMethod
 
-    local = LocalTraining(Sgd(lr=0.1, clip=5.0), batch=16)
-    runs: dict[str, tuple[AnyMethod, RoundRules]] = {
-        "FedAvg, waits": (FedAvg(local), RoundRules(late="wait")),
-        "FedProx, partial work": (FedProx(mu=0.0, local=local), RoundRules(late="partial")),
-        "Federated Dropout": (FedDropout(local=local), RoundRules(late="partial")),
-        "HeteroFL": (HeteroFl(local=local), RoundRules(late="partial")),
-        "DISTREAL": (
-            Distreal(load_table(table_path), local, budget="paced"),
-            RoundRules(late="partial"),
-        ),
+    local = pl.LocalTraining(pl.Sgd(lr=0.1, clip=5.0), batch=16)
+    methods: dict[str, AnyMethod] = {
+        "FedAvg, waits": pl.FedAvg(local),
+        "FedProx, partial work": pl.FedProx(mu=0.0, local=local),
+        "Federated Dropout": pl.FedDropout(local=local),
+        "HeteroFL": pl.HeteroFl(local=local),
+        "DISTREAL": pl.Distreal(pl.load_table(table_path), local, budget="paced"),
     }
-    fleet = Fleet(size=40, speed=ChangingTrace(low=1 / 3, high=1.0, per_round=2.0))
+    fleet = pl.Fleet(size=40, speed=pl.ChangingTrace(low=1 / 3, high=1.0, per_round=2.0))
     network, data = NetworkConfig("digits_cnn"), DataConfig("digits", proxy=2000)
-    return [
-        SweepRun(
-            (("method", name),),
-            Experiment(method, fleet, network, data, rounds=SECONDS, seed=seed, rules=rules),
+    runs = []
+    for name, method in methods.items():
+        rules = pl.RoundRules(late="wait" if name == "FedAvg, waits" else "partial")
+        experiment = Experiment(
+            method, fleet, network, data, rounds=SECONDS, seed=seed, rules=rules
         )
-        for name, (method, rules) in runs.items()
-    ]
+        runs.append(SweepRun((("method", name),), experiment))
+    return runs
 
 
 def _make_split_runs(seed: int) -> "list[SweepRun]":
-    from pliant.devices import ConstantTrace, DeviceClass, Fleet
-    from pliant.engine.round_rules import RoundRules
     from pliant.experiment.config import DataConfig, Experiment, NetworkConfig
     from pliant.experiment.sweep import SweepRun
-    from pliant.nn.optimisers import Adam
-    from pliant.split import AdaSplit, AnySplit, VanillaSplit
+    from pliant.split import AnySplit
     from pliant.split.base import SplitTraining
 
-    local = SplitTraining(optimiser=Adam(lr=1e-3), batch=32)
-    device_class = DeviceClass(up=2.5e6, down=5e6, latency=0.02)  # 20 and 40 Mbit/s
-    fleet = Fleet(5, ConstantTrace(low=0.5, high=1.0), classes=(device_class,), macs_per_second=1e9)
-    data = DataConfig("digits", proxy=5000)
+    local = SplitTraining(optimiser=pl.Adam(lr=1e-3), batch=32)
+    speed = pl.ConstantTrace(low=0.5, high=1.0)
+    device_class = pl.DeviceClass(up=2.5e6, down=5e6, latency=0.02)  # 20 and 40 Mbit/s
+    fleet = pl.Fleet(5, speed, classes=(device_class,), macs_per_second=1e9)
+    network, data = NetworkConfig("lenet_small"), DataConfig("digits", proxy=5000)
     methods: dict[str, AnySplit] = {
-        "SL-basic": VanillaSplit(local=local),
-        "AdaSplit": AdaSplit(local=local, kappa=1 - EXCHANGES / ROUNDS),
+        "SL-basic": pl.VanillaSplit(local=local),
+        "AdaSplit": pl.AdaSplit(local=local, kappa=1 - EXCHANGES / ROUNDS),
     }
-    return [
-        SweepRun(
-            (("method", name),),
-            Experiment(
-                method,
-                fleet,
-                NetworkConfig("lenet_small"),
-                data,
-                rounds=ROUNDS,
-                per_round=5,
-                seed=seed,
-                rules=RoundRules(late="wait"),
-                server_speed=1e12,
-            ),
-        )
-        for name, method in methods.items()
-    ]
+    runs = []
+    for name, method in methods.items():
+        experiment = Experiment(
+            method, fleet, network, data, ROUNDS, per_round=5, seed=seed,
+            rules=pl.RoundRules(late="wait"), server_speed=1e12,
+        )  # fmt: skip
+        runs.append(SweepRun((("method", name),), experiment))
+    return runs
 
 
 def _run_with_progress(console: Console, runs: "list[SweepRun]", folder: Path) -> None:
-    from pliant.cli.progress import show_bar
-    from pliant.experiment.sweep import is_finished, run_sweep
-    from pliant.workers.pool import ProcessWorkers
+    from pliant.cli.compare import run_with_bar
+    from pliant.experiment.sweep import is_finished
 
-    finished = [run for run in runs if is_finished(folder / run.name)]
-    if len(finished) == len(runs):
+    if all(is_finished(folder / run.name) for run in runs):
         _print(console, f"   (finished earlier in {folder.parent}; choose another --out to rerun)")
-    with show_bar("runs", len(runs), len(finished)) as show_count:
-
-        def show_finished(run: "SweepRun") -> None:
-            finished.append(run)
-            show_count(len(finished))
-
-        run_sweep(runs, folder, ProcessWorkers(), show_finished)
+    run_with_bar(runs, folder, pl.ProcessWorkers())
 
 
 def _make_methods_table(runs: "list[SweepRun]", folder: Path) -> Table:
-    from pliant.engine.ledger import RoundRecord
-    from pliant.engine.run_store import read_records
+    from pliant.analysis.records import read_rounds
 
     table = _make_table("method", f"accuracy after {SECONDS} s", "rounds", "compute used")
     for run in runs:
-        rounds = [
-            record
-            for record in read_records(folder / run.name)
-            if isinstance(record, RoundRecord) and record.seconds <= SECONDS + 1e-6
-        ]
+        records = read_rounds(folder / run.name)
+        rounds = [record for record in records if record.seconds <= SECONDS + 1e-6]
         method = run.group[0][1]
         if not rounds:
             table.add_row(method, "-", "0", "-")
@@ -218,8 +175,8 @@ def _make_split_table(rows: "list[SummaryRow]") -> Table:
     table = _make_table("method", "accuracy", "MB sent", "client GMACs", "seconds", "C3-Score")
     for row in rows:
         table.add_row(
-            row.group[0][1],
-            f"{row.accuracy[0]:.1%}",
+            row.label,
+            f"{row.mean_accuracy:.1%}",
             f"{row.megabytes:.1f}",
             f"{row.gigamacs:.1f}",
             f"{row.seconds:.0f}",
@@ -229,8 +186,7 @@ def _make_split_table(rows: "list[SummaryRow]") -> Table:
 
 
 def _describe_trade_off(basic: "SummaryRow", ada: "SummaryRow") -> str:
-    """Return a sentence about what AdaSplit saves and what that costs."""
-    points = 100 * (basic.accuracy[0] - ada.accuracy[0])
+    points = 100 * (basic.mean_accuracy - ada.mean_accuracy)
     preferred = "SL-basic" if basic.c3 > ada.c3 else "AdaSplit"
     return (
         f"AdaSplit sends {ada.megabytes / basic.megabytes:.0%} of SL-basic's bytes and finishes in "

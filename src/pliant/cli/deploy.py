@@ -10,6 +10,7 @@ from cyclopts import App
 
 if TYPE_CHECKING:
     from pliant.deploy.device.host import Limits
+    from pliant.deploy.settings import ServerSettings
     from pliant.experiment.config import Experiment
 
 HELP = """\
@@ -99,32 +100,41 @@ def up(
     pace
         Let devices pace themselves by measured speed, or simulate the fleet of the file.
     """
-    from pliant.cli.server import (
-        check_experiment,
-        format_address,
-        make_server_settings,
-        show_rounds,
-    )
-    from pliant.deploy.security.certificates import make_keys
-    from pliant.deploy.supervise.federation import Federation, open_run, select_server_class
+    from pliant.cli import server
     from pliant.experiment.config import load_experiment
 
-    if devices is not None:
-        check_device_count(devices)
+    check_device_count(1 if devices is None else devices)
     if spec is not None and "=" in spec.name and not spec.exists():
         spec, overrides = None, (str(spec), *overrides)
     described = (
         load_experiment(spec, overrides) if spec else make_default_experiment(overrides, devices)
     )
-    experiment = resize_fleet(described, devices)
-    size = experiment.fleet.size
-    check_experiment(experiment, size)
-    limits = make_limits(experiment, data, code)
-    settings = make_server_settings(allowance, patience, compress, pace)
+    limits = make_limits(described, data, code)
+    settings = server.make_server_settings(allowance, patience, compress, pace)
     folder = out or Path("runs") / (spec.stem if spec else "deploy")
     keys = None if insecure else folder / "keys"
+    return _run_federation(described, devices, folder, settings, limits, port, keys)
+
+
+def _run_federation(
+    described: "Experiment",
+    devices: int | None,
+    folder: Path,
+    settings: "ServerSettings",
+    limits: "Limits",
+    port: int,
+    keys: Path | None,
+) -> int:
+    from pliant.cli import server
+    from pliant.deploy.security.certificates import make_keys
+    from pliant.deploy.supervise.federation import Federation, open_run, select_server_kind
+    from pliant.deploy.supervise.server import ServerSupervisor
+
+    experiment = resize_fleet(described, devices)
+    size = experiment.fleet.size
+    server.check_experiment(experiment, size)
     # Validate before creating the folder.
-    select_server_class(experiment)(folder, settings, port=port)
+    ServerSupervisor(select_server_kind(experiment), folder, settings, port=port)
     open_run(folder, experiment)
     if keys is not None and not keys.exists():
         make_keys(keys, devices=size)
@@ -133,7 +143,8 @@ def up(
     )
     if size != described.fleet.size:
         sys.stderr.write(f"using --devices {size} instead of fleet.size = {described.fleet.size}\n")
-    return show_rounds(federation, experiment, folder, format_address(LOOPBACK, port, keys))
+    address = server.format_address(LOOPBACK, port, keys)
+    return server.show_rounds(federation, experiment, folder, address)
 
 
 def resize_fleet(experiment: "Experiment", devices: int | None) -> "Experiment":
@@ -148,7 +159,6 @@ def resize_fleet(experiment: "Experiment", devices: int | None) -> "Experiment":
 
 
 def check_device_count(devices: int) -> None:
-    """Raise if there are no devices."""
     if devices < 1:
         raise ValueError(f"Expected --devices of 1 or more, got {devices}")
 
@@ -159,9 +169,8 @@ def make_default_experiment(overrides: Sequence[str], devices: int | None) -> "E
     from pliant.value import decode
 
     fleet = {"fleet": {} if devices is None else {"size": devices}}
-    raw = _merge_tables(
-        _merge_tables(DEFAULT_EXPERIMENT, fleet), read_toml(Path(os.devnull), overrides)
-    )
+    sized = _merge_tables(DEFAULT_EXPERIMENT, fleet)
+    raw = _merge_tables(sized, read_toml(Path(os.devnull), overrides))
     return decode(resolve_paths(raw, Path()), Experiment)
 
 
@@ -177,6 +186,7 @@ def make_limits(experiment: "Experiment", data: Path | None, code: Path | None) 
     from pliant.cli.device import resolve_folder
     from pliant.data.download.cache import get_data_root
     from pliant.deploy.device.host import Limits
+    from pliant.experiment.config import UserMethod
     from pliant.experiment.user_code import is_user_function
 
     root = resolve_folder("--data", data)
@@ -184,6 +194,8 @@ def make_limits(experiment: "Experiment", data: Path | None, code: Path | None) 
         config_root = experiment.data.root
         root = str(get_data_root(None if config_root is None else Path(config_root)).resolve())
     names = [experiment.network.name, experiment.data.name]
+    if isinstance(experiment.method, UserMethod):
+        names.append(experiment.method.code)
     files = [Path(name.rpartition(":")[0]) for name in names if is_user_function(name)]
     folders = sorted({str(file.parent) for file in files if file.suffix == ".py"})
     code_folder = resolve_folder("--code", code)

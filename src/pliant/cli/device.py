@@ -3,6 +3,10 @@
 import logging
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pliant.deploy.device.host import Limits
 
 
 def device(
@@ -43,11 +47,6 @@ def device(
         Folder of user code that experiments may import; without it, none is run.
     """
     from pliant.deploy.device.host import Limits
-    from pliant.deploy.security.certificates import find_device_files
-    from pliant.deploy.security.probe import check_address, wait_for_server
-    from pliant.deploy.supervise.child_process import interrupt_on_signal, run_supervisor
-    from pliant.deploy.supervise.node import FlowerDeviceSupervisor
-    from pliant.deploy.supervise.split_node import SplitNodeSupervisor
 
     if (keys is None) != insecure:
         raise ValueError("Expected either --keys FOLDER or --insecure")
@@ -55,23 +54,27 @@ def device(
         raise ValueError(f"Expected --number from 0, got {number}")
     if not 0 < cpu_share <= 1:
         raise ValueError(f"Expected --cpu-share above 0 and up to 1, got {cpu_share:g}")
-    limits = Limits(
-        cpu_share,
-        only_when_charging,
-        resolve_folder("--data", data),
-        resolve_folder("--code", code),
-    )
-    logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
+    folders = resolve_folder("--data", data), resolve_folder("--code", code)
+    limits = Limits(cpu_share, only_when_charging, *folders)
     folder = state or Path.home() / ".pliant" / f"device-{number}"
+    return _run_device(server, number, keys, folder, limits)
+
+
+def _run_device(server: str, number: int, keys: Path | None, folder: Path, limits: "Limits") -> int:
+    from pliant.deploy.security.certificates import find_device_files
+    from pliant.deploy.security.probe import parse_server_address, wait_for_server
+    from pliant.deploy.supervise.child_process import interrupt_on_signal, run_supervisor
+    from pliant.deploy.supervise.node import DeviceSupervisor
+
+    logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
     ca, key = (None, None) if keys is None else find_device_files(keys, number)
-    address = check_address(server, ca, key)
+    address = parse_server_address(server, ca, key)
     try:
         with interrupt_on_signal():
             sys.stdout.write(f"device {number} of {server}; press Ctrl-C to stop\n")
             sys.stdout.flush()
-            is_split = wait_for_server(*address, ca) == "split"
-            supervisor_class = SplitNodeSupervisor if is_split else FlowerDeviceSupervisor
-            supervisor = supervisor_class(number, server, folder, limits, ca=ca, key=key)
+            kind = wait_for_server(*address, ca)
+            supervisor = DeviceSupervisor(kind, number, server, folder, limits, ca=ca, key=key)
             with run_supervisor(supervisor):
                 supervisor.watch()
     except KeyboardInterrupt:

@@ -70,9 +70,8 @@ def _format_cut_points(net: "nn.Module", example: "Tensor", *, is_json: bool) ->
     if is_json:
         return msgspec.json.encode([asdict(point) for point in points]).decode() + "\n"
     width = max([len(point.after) for point in points] + [len("cut after")])
-    lines = [
-        f"{'cut after':{width}}  {'device MACs':>13}  {'server MACs':>13}  {'bytes':>9}  crosses"
-    ]
+    head = f"{'cut after':{width}}  {'device MACs':>13}  {'server MACs':>13}  {'bytes':>9}  crosses"
+    lines = [head]
     for point in points:
         shapes = " + ".join("x".join(map(str, shape)) for shape in point.shapes)
         lines.append(
@@ -103,7 +102,6 @@ def load_network(model: str) -> "tuple[nn.Module, tuple[int, ...] | None]":
 
 
 def parse_shape(shape: str) -> tuple[int, ...]:
-    """Parse a shape like 3,32,32."""
     try:
         sizes = tuple(int(part) for part in shape.replace("x", ",").split(","))
     except ValueError:
@@ -116,10 +114,8 @@ def parse_shape(shape: str) -> tuple[int, ...]:
 def _format_json(net: "Elastic") -> str:
     import msgspec
 
-    rows = [
-        {"layers": s.layers, "filters": s.filters, "macs": s.macs, "feeds": s.feeds}
-        for s in net.sites
-    ]
-    dense = [{"value": d.value, "reader": d.reader, "why": d.why} for d in net.dense_fallbacks]
+    keys = ("layers", "filters", "macs", "feeds")
+    rows = [{key: getattr(site, key) for key in keys} for site in net.sites]
+    dense = [{"value": d.value, "reader": d.reader, "why": d.reason} for d in net.dense_fallbacks]
     macs = {str(rate): net.macs(rate) for rate in (0.0, 0.25, 0.5)}
     return msgspec.json.encode({"sites": rows, "macs": macs, "dense": dense}).decode()

@@ -3,6 +3,10 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pliant.engine.ledger import RoundRecord
 
 
 @contextmanager
@@ -15,25 +19,12 @@ def show_bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int], 
     if not (sys.stdout.isatty() and sys.stderr.isatty()):
         yield lambda count: None
         return
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    columns = (
-        TextColumn(label),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(highlight=False)) as bar:
+    counts = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeElapsedColumn())
+    columns = (progress.TextColumn(label), *counts, "left", progress.TimeRemainingColumn())
+    with progress.Progress(*columns, console=Console(highlight=False)) as bar:
         task = bar.add_task(label, total=total, completed=done)
         yield lambda count: bar.update(task, completed=count)
 
@@ -60,3 +51,10 @@ def show_steps() -> Iterator[Callable[[str, int, int], None]]:
 
 def _write(text: str) -> None:
     sys.stderr.write(f"{text}\n")
+
+
+def format_scores(record: "RoundRecord") -> str:
+    """Return the loss and the accuracy of a round, as far as they are known."""
+    loss = "" if record.loss is None else f"  loss {record.loss:.3f}"
+    accuracy = "" if record.accuracy is None else f"  accuracy {record.accuracy:6.2%}"
+    return loss + accuracy

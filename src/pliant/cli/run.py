@@ -4,6 +4,7 @@ import errno
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -53,12 +54,7 @@ def run(
         start_run(folder, experiment)
     stop = _InterruptHandler()
     rounds = run_experiment(
-        experiment,
-        net,
-        data,
-        workers=experiment.workers,
-        folder=folder,
-        is_stopped=stop.is_requested,
+        experiment, net, data, workers=experiment.workers, folder=folder, is_stopped=stop.is_set
     )
     advice = f"resume with `pliant run --resume {folder}`"
     board_folder = folder if tensorboard else None
@@ -72,7 +68,7 @@ def run(
         if error.errno not in DISK_FULL_ERRNOS:
             raise
         raise OSError(f"{error}; free some space and {advice}") from error
-    if stop.is_requested() and (done is None or done < experiment.rounds):
+    if stop.is_set() and (done is None or done < experiment.rounds):
         sys.stderr.write(f"stopped; {advice}\n")
         return 130
     return 0
@@ -108,30 +104,26 @@ def _show_rounds(
     from pliant.report.tensorboard import TensorBoardWriter
 
     done = None
-    board = TensorBoardWriter(board_folder) if board_folder is not None else None
-    try:
-        with show_bar("rounds", rounds) as show_count:
-            for record in records:
-                line = msgspec.json.encode(record).decode() + "\n"
-                sys.stdout.write(line if is_json else _format_round(record, rounds))
-                sys.stdout.flush()
-                done = record.round + 1
-                show_count(done)
-                if board:
-                    board.add(record)
-    finally:
-        if board:
-            board.close()
+    board = TensorBoardWriter(board_folder) if board_folder else None
+    with closing(board) if board else nullcontext(), show_bar("rounds", rounds) as show_count:
+        for record in records:
+            line = msgspec.json.encode(record).decode() + "\n"
+            sys.stdout.write(line if is_json else _format_round(record, rounds))
+            sys.stdout.flush()
+            done = record.round + 1
+            show_count(done)
+            if board:
+                board.add(record)
     return done
 
 
 def _format_round(record: "RoundRecord", rounds: int) -> str:
-    accuracy = "" if record.accuracy is None else f"  accuracy {record.accuracy:6.2%}"
-    loss = "" if record.loss is None else f"  loss {record.loss:.3f}"
+    from pliant.cli.progress import format_scores
+
     return (
         f"round {record.round + 1:>3}/{rounds}  {record.seconds:8.2f} s  "
         f"{record.merged:>2}/{record.tasks} devices  used {record.utilisation:4.0%}"
-        f"{loss}{accuracy}\n"
+        f"{format_scores(record)}\n"
     )
 
 
@@ -139,10 +131,10 @@ class _InterruptHandler:
     """Stop after the round, with a checkpoint, on the first Ctrl-C; at once on the second."""
 
     def __init__(self) -> None:
-        self._is_requested = False
+        self._is_set = False
 
-    def is_requested(self) -> bool:
-        return self._is_requested
+    def is_set(self) -> bool:
+        return self._is_set
 
     def __enter__(self) -> None:
         self._previous_handler = signal.signal(signal.SIGINT, self._handle_signal)
@@ -151,7 +143,7 @@ class _InterruptHandler:
         signal.signal(signal.SIGINT, self._previous_handler)
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._is_requested:
+        if self._is_set:
             raise KeyboardInterrupt
-        self._is_requested = True
+        self._is_set = True
         sys.stderr.write("stopping after this round (press Ctrl-C again to stop at once)\n")

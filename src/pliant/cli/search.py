@@ -68,8 +68,7 @@ def search(
     if pictures:
         _draw_plots(run, folder, needs_uniform=uniform)
     if not json:
-        sys.stdout.write(table)
-        sys.stdout.write(f"wrote {folder / 'table.safetensors'}\n")
+        sys.stdout.write(f"{table}wrote {folder / 'table.safetensors'}\n")
     return 0
 
 
@@ -94,64 +93,45 @@ def _start_search(
 
     net, proxy = build_search(run)  # may fail, so before creating the folder
     saved = msgspec.structs.replace(run, workers=type(run).__struct_defaults__[-1])
-    config = folder / "config.json"
-    if not config.exists():
+    if not (folder / "config.json").exists():
         if records_folder is not None:
             copy_trials(records_folder, folder)
         create_run_dir(folder, encode(saved))
     elif decode(read_config(folder), type(run)) != saved:
         raise ValueError(f"{folder} holds another search: choose another folder with --out")
-    return iter_search(
-        net,
-        proxy,
-        run.search,
-        workers=run.workers,
-        folder=folder,
-        make_inputs=partial(build_search, run),
-    )
+    make = partial(build_search, run)
+    return iter_search(net, proxy, run.search, workers=run.workers, folder=folder, make_inputs=make)
 
 
 def _show_progress(steps: "Iterator[SearchProgress]", *, is_json: bool) -> str:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
     last = None
     if is_json or not sys.stderr.isatty():
         start = time.monotonic()
         for last in steps:
-            sys.stdout.write(
-                _format_json(last) if is_json else _format_progress(last, time.monotonic() - start)
-            )
+            seconds = time.monotonic() - start
+            sys.stdout.write(_format_json(last) if is_json else _format_progress(last, seconds))
             sys.stdout.flush()
     else:
-        columns = (
-            TextColumn("{task.description:8}"),
-            BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} short trainings"),
-            TextColumn("hypervolume {task.fields[volume]:.4f}"),
-            TimeRemainingColumn(),
-        )
+        counts = "{task.completed:.0f}/{task.total:.0f} short trainings"
+        volume = "hypervolume {task.fields[volume]:.4f}"
+        columns = ("{task.description:8}", BarColumn(), counts, volume, TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True)) as bar:
             task = bar.add_task("", total=None, volume=0.0)
             for last in steps:
-                bar.update(
-                    task,
-                    description=last.stage,
-                    completed=last.trainings,
-                    total=last.expected,
-                    volume=last.hypervolume,
-                )
+                bar.update(task, description=last.stage, volume=last.hypervolume)
+                bar.update(task, completed=last.trainings, total=last.expected)
     assert last is not None
     assert last.table is not None
     table = last.table
-    head = f"{len(table.rates)} rows, {last.trainings} short trainings\n"
-    lines = [
-        f"  {share:6.3f} of the MACs  gain {gain:7.4f}  mean rate {sum(rates) / len(rates):.3f}\n"
-        for share, gain, rates in list(zip(table.shares, table.gains, table.rates, strict=True))[
-            :: max(1, len(table.rates) // 8)
-        ]
-    ]
-    return head + "".join(lines)
+    text = f"{len(table.rates)} rows, {last.trainings} short trainings\n"
+    for row in range(0, len(table.rates), max(1, len(table.rates) // 8)):
+        share, gain, rates = table.shares[row], table.gains[row], table.rates[row]
+        rate = sum(rates) / len(rates)
+        text += f"  {share:6.3f} of the MACs  gain {gain:7.4f}  mean rate {rate:.3f}\n"
+    return text
 
 
 def _format_progress(progress: "SearchProgress", seconds: float) -> str:
@@ -170,45 +150,42 @@ def _format_json(progress: "SearchProgress") -> str:
 
 
 def _draw_plots(run: "SearchRun", folder: Path, *, needs_uniform: bool) -> None:
-    """Plot the fronts and the vectors of a finished search."""
     from functools import partial
 
     import numpy as np
 
-    from pliant.analysis.search_plots import CostLossPoints, draw_search_fronts, draw_table_rates
+    from pliant.analysis import pareto_plot
+    from pliant.analysis.pareto_plot import CostLossPoints
     from pliant.experiment.build import build_search
     from pliant.nn.table_file import load_table
     from pliant.rng import derive_seed
     from pliant.table_search.run import TABLE_FILE, load_trial_points, measure_vectors
+    from pliant.value import encode
 
-    table = load_table(folder / TABLE_FILE)
+    table, settings = load_table(folder / TABLE_FILE), run.search
     net, proxy = build_search(run)
     shares, gains = np.asarray(table.shares), np.asarray(table.gains)
     spread = max(gains[-1] - gains[0], 1e-9)
     costs = (shares - shares[0]) / (shares[-1] - shares[0])
     lines = [CostLossPoints("table, at fresh seeds", costs, (gains[-1] - gains) / spread)]
     if needs_uniform:
-        settings = run.search
-        seeds = tuple(
-            derive_seed(settings.objective.seed, "fresh", index)
-            for index in range(settings.fresh_seeds)
-        )
-        rates = np.linspace(0.0, settings.highest_rate, UNIFORM_VECTORS)[:, None] * np.ones(
-            (1, len(table.rates[0]))
-        )
+        numbers = range(settings.fresh_seeds)
+        seeds = tuple(derive_seed(settings.objective.seed, "fresh", number) for number in numbers)
+        rates = np.linspace(0.0, settings.highest_rate, UNIFORM_VECTORS)
+        vectors = np.repeat(rates[:, None], len(table.rates[0]), axis=1)
         uniform = measure_vectors(
             net,
             proxy,
             settings,
-            rates,
+            vectors,
             seeds,
             workers=run.workers,
             folder=folder / "uniform",
             make_inputs=partial(build_search, run),
         )
         lines.append(CostLossPoints("equal rates, at fresh seeds", uniform[:, 0], uniform[:, 1]))
-    points = load_trial_points(net, proxy, run.search, folder)
-    draw_search_fronts(
-        folder / "front.png", CostLossPoints("tried", points[:, 0], points[:, 1]), lines
-    )
-    draw_table_rates(folder / "vectors.png", table)
+    points = load_trial_points(net, proxy, settings, folder)
+    trials = CostLossPoints("tried", points[:, 0], points[:, 1])
+    pareto_plot.draw_search_fronts(trials, lines).save(folder / "front.png")
+    rate_vectors = pareto_plot.make_rate_vectors(folder.name, "", encode(table))
+    pareto_plot.draw_rate_vectors(rate_vectors).save(folder / "vectors.png")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from pliant.deploy.settings import ServerSettings
     from pliant.deploy.supervise.federation import Federation
-    from pliant.deploy.supervise.server import FlowerServerSupervisor
-    from pliant.deploy.supervise.split_server import SplitServerSupervisor
+    from pliant.deploy.supervise.server import ServerSupervisor
     from pliant.engine.ledger import RoundRecord
     from pliant.experiment.config import Experiment
 
 CompressionName = Literal["plain", "fp16", "int8", "topk"]
+PaceName = Literal["measured", "simulated"]
 
 
 def server(
@@ -29,7 +29,7 @@ def server(
     allowance: float = 15.0,
     patience: float = 120.0,
     compress: CompressionName = "plain",
-    pace: Literal["measured", "simulated"] = "measured",
+    pace: PaceName = "measured",
 ) -> int:
     """Run or resume an experiment on devices that connect to this machine.
 
@@ -63,28 +63,28 @@ def server(
         Let devices pace themselves by measured speed, or simulate the fleet of the file.
     """
     from pliant.deploy.security.certificates import check_fleet_keys
-    from pliant.deploy.supervise.federation import open_run, select_server_class
+    from pliant.deploy.supervise.federation import open_run, select_server_kind
+    from pliant.deploy.supervise.server import ServerSupervisor
     from pliant.experiment.config import load_experiment
 
     if (keys is None) != insecure:
         raise ValueError("Expected either --keys FOLDER (see `pliant deploy init`) or --insecure")
-    experiment = load_experiment(spec, overrides)
+    experiment, folder = load_experiment(spec, overrides), out or Path("runs") / spec.stem
     check_experiment(experiment, experiment.fleet.size)
     if keys is not None:
         check_fleet_keys(keys, experiment.fleet.size)
-    folder = out or Path("runs") / spec.stem
     settings = make_server_settings(allowance, patience, compress, pace)
-    server_class = select_server_class(experiment)
-    supervisor = server_class(folder, settings, host=host, port=port, keys=keys)
+    kind = select_server_kind(experiment)
+    supervisor = ServerSupervisor(kind, folder, settings, host=host, port=port, keys=keys)
     open_run(folder, experiment)  # last, so that a failed start leaves no folder
     return show_rounds(supervisor, experiment, folder, format_address(host, port, keys))
 
 
 def check_experiment(experiment: "Experiment", count: int) -> None:
     """Build an experiment once, to find errors before creating a folder."""
-    from pliant.engine.split_loop import build_session
     from pliant.experiment.build import build_experiment
     from pliant.split import AnySplit
+    from pliant.split.session import Session
 
     net, data = build_experiment(experiment)
     method = experiment.method
@@ -93,16 +93,12 @@ def check_experiment(experiment: "Experiment", count: int) -> None:
             raise ValueError(
                 f"Expected {len(data)} devices, one per client of the data, got {count}"
             )
-        build_session(method, net, data, experiment.fleet, experiment.seed, only_client=0)
+        Session(method, net, data, experiment.fleet, experiment.seed, only_client=0)
 
 
 def make_server_settings(
-    allowance: float,
-    patience: float,
-    compress: CompressionName,
-    pace: Literal["measured", "simulated"],
+    allowance: float, patience: float, compress: CompressionName, pace: PaceName
 ) -> "ServerSettings":
-    """Return the settings of the server."""
     from pliant.deploy.settings import ServerSettings
     from pliant.value import decode
 
@@ -111,12 +107,11 @@ def make_server_settings(
 
 
 def format_address(host: str, port: int, keys: Path | None) -> str:
-    """Return the server's address for display."""
     return f"{host}:{port} ({'no TLS' if keys is None else 'TLS'})"
 
 
 def show_rounds(
-    supervisor: "FlowerServerSupervisor | SplitServerSupervisor | Federation",
+    supervisor: "ServerSupervisor | Federation",
     experiment: "Experiment",
     folder: Path,
     address: str,
@@ -127,16 +122,14 @@ def show_rounds(
 
     logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
     logging.getLogger("pliant").setLevel(logging.INFO)  # shows connecting devices
-    is_split, size = isinstance(experiment.method, AnySplit), experiment.fleet.size
-    expected = (
-        size if is_split else min(size, experiment.rules.selection_size(experiment.per_round))
-    )
+    is_split, expected = isinstance(experiment.method, AnySplit), experiment.fleet.size
+    if not is_split:
+        expected = min(expected, experiment.rules.selection_size(experiment.per_round))
     try:
         with run_supervisor(supervisor):
             _print(f"listening on {address}, waiting for {expected} device{'s' * (expected > 1)}\n")
-            for text in format_rounds(
-                supervisor.watch(), folder, rounds=experiment.rounds, is_retried=not is_split
-            ):
+            records, rounds = supervisor.watch(), experiment.rounds
+            for text in format_rounds(records, folder, rounds=rounds, is_retried=not is_split):
                 _print(text)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; run the same command to resume\n")
@@ -174,10 +167,10 @@ def format_rounds(
 
 
 def _format_round(record: "RoundRecord") -> str:
-    accuracy = "" if record.accuracy is None else f"  accuracy {record.accuracy:6.2%}"
-    loss = "" if record.loss is None else f"  loss {record.loss:.3f}"
+    from pliant.cli.progress import format_scores
+
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in record.outcomes.items())
-    return f"  {record.seconds:8.2f} s  {outcomes}{loss}{accuracy}\n"
+    return f"  {record.seconds:8.2f} s  {outcomes}{format_scores(record)}\n"
 
 
 def _list_reasons(record: "RoundRecord", folder: Path) -> Iterator[str]:

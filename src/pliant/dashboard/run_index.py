@@ -11,17 +11,16 @@ from typing import Any
 
 import msgspec
 
-from pliant.dashboard.run_view import RunView, round_decoder
+from pliant.analysis.records import EVENTS, decode_round
+from pliant.dashboard.run_view import RunView
 from pliant.dashboard.search_view import SearchView
 from pliant.dashboard.tail import read_range
 from pliant.storage import run_dir
 
-EVENTS = "events.jsonl"
 TRIALS = "trials.jsonl"  # of a search
 TAIL_BYTES = 1 << 16  # at a file's end, read for its summary
 MAX_CONFIG_BYTES = 1 << 23
 MAX_VIEWS = 48  # runs whose rounds are held in memory
-ROUND_PREFIX = b'{"type":"round"'
 
 
 class RunSummary(msgspec.Struct, frozen=True):
@@ -40,7 +39,6 @@ class RunSummary(msgspec.Struct, frozen=True):
 
     @property
     def is_finished(self) -> bool:
-        """Return whether all its rounds are done."""
         return 0 < self.rounds <= self.done
 
 
@@ -57,10 +55,8 @@ class RunIndex:
     def scan(self, *, full: bool = True) -> None:
         """Update the summaries of all runs, or only of those that were not finished."""
         if full:
-            names = {
-                path.relative_to(self.folder).as_posix()
-                for path in run_dir.find_run_dirs(self.folder)
-            }
+            paths = run_dir.find_run_dirs(self.folder)
+            names = {path.relative_to(self.folder).as_posix() for path in paths}
             for name in self._entries.keys() - names:
                 del self._entries[name], self._config_summaries[name]
                 self._views.pop(name, None)
@@ -106,9 +102,8 @@ class RunIndex:
             raise LookupError(f"no run {name!r} here")
         if name not in self._views:
             path = self._records_path(name)
-            self._views[name] = (
-                SearchView(path) if self._config_summaries[name].is_search else RunView(path)
-            )
+            is_search = self._config_summaries[name].is_search
+            self._views[name] = SearchView(path) if is_search else RunView(path)
             while len(self._views) > MAX_VIEWS:
                 self._views.popitem(last=False)
         self._views.move_to_end(name)
@@ -119,10 +114,8 @@ class RunIndex:
         if name not in self._entries:
             raise LookupError(f"no run {name!r} here")
         folder = self.folder / name
-        return {
-            "config": _read_json(folder / "config.json"),
-            "made": _read_json(folder / "versions.json"),
-        }
+        files = {"config": "config.json", "made": "versions.json"}
+        return {key: _read_json(folder / file) for key, file in files.items()}
 
 
 def _read_json(path: Path) -> Any:
@@ -148,15 +141,21 @@ def _summarise_config(folder: Path, name: str) -> RunSummary:
     return RunSummary(
         name,
         name if name != "." else folder.name,
-        "search" if is_search else str(get_value("method", "type") or ""),
+        "search" if is_search else _name_method(get_value("method")),
         about,
         rounds if isinstance(rounds, int) else 0,
         is_search=is_search,
     )
 
 
+def _name_method(method: Any) -> str:
+    """Return a method's type, or the class of a user's own."""
+    fields = method if isinstance(method, dict) else {}
+    name = fields.get("code", "") if fields.get("type") == "user" else fields.get("type")
+    return str(name or "").rpartition(":")[2]
+
+
 def _add_progress(summary: RunSummary, path: Path, size: int, modified_ns: int) -> RunSummary:
-    """Add the progress from the end of the record file."""
     if not size:
         return summary
     try:
@@ -165,19 +164,16 @@ def _add_progress(summary: RunSummary, path: Path, size: int, modified_ns: int) 
         return summary
     last, accuracy = None, None
     for line in reversed(lines):
-        if not (line.startswith(ROUND_PREFIX) and line.endswith(b"\n")):
-            continue
-        try:
-            record = round_decoder.decode(line)
-        except msgspec.DecodeError:
+        record = decode_round(line)
+        if record is None:
             continue
         last = last or record
         accuracy = record.accuracy
         if accuracy is not None:
             break
-    changed = modified_ns / 1e9
+    summary = msgspec.structs.replace(summary, changed=modified_ns / 1e9)
     if last is None:
-        return msgspec.structs.replace(summary, changed=changed)
+        return summary
     return msgspec.structs.replace(
-        summary, done=last.round + 1, seconds=last.seconds, accuracy=accuracy, changed=changed
+        summary, done=last.round + 1, seconds=last.seconds, accuracy=accuracy
     )

@@ -10,63 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from pliant.analysis.records import TASK_PREFIX, RoundFields, TaskFields, decode_round, decode_task
 from pliant.dashboard.tail import FileTail, read_range
 
 MAX_POINTS = 600  # per curve and message: more than a screen can show
 MAX_TASKS = 400  # per round of a timeline
 MAX_ROUND_BYTES = 1 << 23  # read per round of a timeline
 COLUMNS = ("round", "seconds", "macs", "bytes", "accuracy", "loss", "used", "merged")
-TASK_PREFIX = b'{"type":"task"'
-
-
-class _ScoreFields(msgspec.Struct):
-    accuracy: float | None = None
-
-
-class _PersonalFields(msgspec.Struct):
-    per_device: list[float] = []
-
-
-class RoundFields(msgspec.Struct):
-    """The fields of a round's record that the page shows, all of them optional."""
-
-    type: str = ""
-    round: int = 0
-    seconds: float = 0.0
-    tasks: int = 0
-    merged: int = 0
-    macs: float = 0.0
-    useful: float = 0.0
-    available: float = 0.0
-    down: float = 0.0
-    up: float = 0.0
-    loss: float | None = None
-    score: _ScoreFields | None = None
-    personal: _PersonalFields | None = None
-
-    @property
-    def accuracy(self) -> float | None:
-        """Return the mean of the devices' own tests if there is one, else the test accuracy."""
-        if self.personal is not None and self.personal.per_device:
-            return sum(self.personal.per_device) / len(self.personal.per_device)
-        return self.score.accuracy if self.score else None
-
-
-class _TaskFields(msgspec.Struct):
-    type: str = ""
-    round: int = 0
-    device: int = 0
-    outcome: str = ""
-    seconds: float = 0.0
-    starts: list[float] = []
-    ends: list[float] = []
-    rows: list[int] = []
-
-
-round_decoder = msgspec.json.Decoder(RoundFields)
-_task_decoder = msgspec.json.Decoder(_TaskFields)
 
 
 class RunView:
@@ -93,17 +43,12 @@ class RunView:
             offset = 0
         for line in text.splitlines(keepends=True):
             offset += len(line)
-            if not line.startswith(TASK_PREFIX):
-                self._add_line(line, offset)
+            record = decode_round(line)
+            if record is not None:
+                self._add_round(record, offset)
         return bool(text)
 
-    def _add_line(self, line: bytes, end: int) -> None:
-        try:
-            record = round_decoder.decode(line)
-        except msgspec.DecodeError:
-            return
-        if record.type != "round":
-            return
+    def _add_round(self, record: RoundFields, end: int) -> None:
         totals = self.columns["macs"], self.columns["bytes"]
         macs, traffic = (column[-1] if column else 0.0 for column in totals)
         values = (
@@ -124,7 +69,7 @@ class RunView:
         """Return the rounds from an index on, thinned to what a screen can show."""
         indices = thin_indices(self.columns["accuracy"], first, MAX_POINTS)
         return {
-            name: [_replace_non_finite(column[i]) for i in indices]
+            name: [column[i] if math.isfinite(column[i]) else None for i in indices]
             for name, column in self.columns.items()
         }
 
@@ -141,32 +86,23 @@ class RunView:
         start, end = self.round_offsets[number - 1], self.round_offsets[number]
         text = read_range(self.path, start, min(end, start + MAX_ROUND_BYTES))
         lines = [line for line in text.splitlines(keepends=True) if line.startswith(TASK_PREFIX)]
-        tasks = []
-        for line in lines[:MAX_TASKS]:
-            try:
-                tasks.append(_describe_task(_task_decoder.decode(line), closed - opened))
-            except msgspec.DecodeError:
-                continue  # cut off at MAX_ROUND_BYTES
+        tasks = [
+            _describe_task(task, closed - opened)
+            for task in map(decode_task, lines[:MAX_TASKS])
+            if task is not None  # cut off at MAX_ROUND_BYTES
+        ]
         is_complete = start + MAX_ROUND_BYTES >= end and len(lines) <= MAX_TASKS
         return {"opened": opened, "closed": closed, "tasks": tasks, "whole": is_complete}
 
 
-def _describe_task(task: _TaskFields, round_seconds: float) -> dict[str, Any]:
-    ends = task.ends
-    if len(task.starts) > len(ends):  # the last mini-batch was cut off
-        limit = min(round_seconds, task.starts[0] + task.seconds)
-        ends = [*ends, *[max(limit, task.starts[-1])] * (len(task.starts) - len(ends))]
+def _describe_task(task: TaskFields, round_seconds: float) -> dict[str, Any]:
     return {
         "device": task.device,
         "end": task.outcome,
         "starts": [round(seconds, 6) for seconds in task.starts],
-        "ends": [round(seconds, 6) for seconds in ends],
+        "ends": [round(seconds, 6) for seconds in task.complete_ends(round_seconds)],
         "rows": task.rows,
     }
-
-
-def _replace_non_finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def thin_indices(values: "array[float]", first: int, limit: int) -> list[int]:

@@ -26,11 +26,11 @@ from pliant.dashboard.run_view import RunView
 from pliant.dashboard.search_view import SearchView
 
 PAGES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/app.css": ("app.css", "text/css; charset=utf-8"),
-    "/app.js": ("app.js", "text/javascript; charset=utf-8"),
-    "/chart.js": ("chart.js", "text/javascript; charset=utf-8"),
-    "/timeline.js": ("timeline.js", "text/javascript; charset=utf-8"),
+    "/": ("index.html", "html"),
+    "/app.css": ("app.css", "css"),
+    "/app.js": ("app.js", "javascript"),
+    "/chart.js": ("chart.js", "javascript"),
+    "/timeline.js": ("timeline.js", "javascript"),
 }
 POLL_SECONDS = 0.5  # between scans of unfinished runs
 FULL_SCAN_EVERY = 8  # every n-th scan walks the whole folder
@@ -103,14 +103,12 @@ def make_app(
 
 def _make_page_routes() -> list[Route]:
     static = files("pliant.dashboard").joinpath("static")
-    pages = {
-        path: (static.joinpath(name).read_bytes(), media_type)
-        for path, (name, media_type) in PAGES.items()
-    }
+    bodies = {path: static.joinpath(name).read_bytes() for path, (name, _) in PAGES.items()}
 
     async def serve_page(request: Request) -> Response:
-        body, media_type = pages[request.url.path]
-        return Response(body, headers={"content-type": media_type})
+        path = request.url.path
+        content_type = f"text/{PAGES[path][1]}; charset=utf-8"
+        return Response(bodies[path], headers={"content-type": content_type})
 
     return [Route(path, serve_page) for path in PAGES]
 
@@ -202,8 +200,7 @@ async def _iter_updates(
         await watcher.read_all(view)
     except (LookupError, OSError):
         return
-    collect = partial(_collect_update, view, known_counts[name])
-    update = await watcher.run_exclusively(collect)
+    update = await watcher.run_exclusively(partial(_collect_update, view, known_counts[name]))
     if update["from"] != known_counts[name] or update["from"] < update["known"]:
         known_counts[name] = update["known"]
         yield "front" if isinstance(view, SearchView) else "rounds", {"run": name} | update
@@ -212,12 +209,10 @@ async def _iter_updates(
 def _collect_update(view: RunView | SearchView, known_count: int) -> dict[str, Any]:
     """Return what is new after `known_count` rounds; all if the run went back to a checkpoint."""
     first = 0 if known_count > len(view) else known_count
-    data = (
-        view.get_front_data()
-        if isinstance(view, SearchView)
-        else {"columns": view.get_columns_since(first)}
-    )
-    return {"from": first, "known": len(view)} | data
+    update = {"from": first, "known": len(view)}
+    if isinstance(view, SearchView):
+        return update | view.get_front_data()
+    return update | {"columns": view.get_columns_since(first)}
 
 
 def _parse_event_id(watcher: RunWatcher, event_id: str, count: int) -> tuple[str, int, list[int]]:
@@ -235,8 +230,6 @@ def _format_event_id(watcher: RunWatcher, version: int, known_counts: dict[str, 
 
 
 def _format_event(kind: str, value: Any, event_id: str) -> bytes:
-    return b"event: %b\nid: %b\ndata: %b\n\n" % (
-        kind.encode(),
-        event_id.encode(),
-        msgspec.json.encode(value),
+    return (
+        f"event: {kind}\nid: {event_id}\ndata: {msgspec.json.encode(value).decode()}\n\n".encode()
     )

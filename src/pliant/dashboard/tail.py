@@ -58,7 +58,6 @@ def open_no_follow(path: Path) -> int:
 
 
 def read_range(path: Path, start: int, end: int) -> bytes:
-    """Return the bytes of a file from start to end."""
     with os.fdopen(open_no_follow(path), "rb") as stream:
         stream.seek(start)
         return stream.read(end - start)

@@ -9,7 +9,6 @@
 from pliant.data.batches import Batches as Batches
 from pliant.data.batches import CropFlip as CropFlip
 from pliant.data.batches import make_batches as make_batches
-from pliant.data.digits import digits as digits
 from pliant.data.download.cache import get_data_root as get_data_root
 from pliant.data.federated import FederatedData as FederatedData
 from pliant.data.federated import TrainTestData as TrainTestData
@@ -28,6 +27,7 @@ from pliant.data.partition import Partition as Partition
 from pliant.data.partition import Shards as Shards
 from pliant.data.sources import cifar10 as cifar10
 from pliant.data.sources import cifar100 as cifar100
+from pliant.data.sources import digits as digits
 from pliant.data.sources import fashion_mnist as fashion_mnist
 from pliant.data.sources import femnist as femnist
 from pliant.data.sources import load_dataset as load_dataset

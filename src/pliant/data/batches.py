@@ -88,12 +88,4 @@ def make_batches(
     if size < 1:
         raise ValueError(f"Expected batches of at least 1 image, got {size}")
     order = rng_stream(seed, "batch", *address).permutation(np.asarray(indices, np.int64))
-    return Batches(
-        images=images,
-        order=torch.from_numpy(order),
-        size=size,
-        seed=seed,
-        address=address,
-        augment=augment,
-        drop_last=drop_last,
-    )
+    return Batches(images, torch.from_numpy(order), size, seed, address, augment, drop_last)

@@ -83,7 +83,6 @@ class ImageDataset:
         return channel, height, width
 
     def class_counts(self) -> tuple[int, ...]:
-        """Return the number of images of each class."""
         return tuple(torch.bincount(self.labels, minlength=self.classes).tolist())
 
     def select(self, indices: Indices | Tensor) -> "ImageDataset":

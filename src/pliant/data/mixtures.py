@@ -4,7 +4,7 @@ Chopra et al., "AdaSplit: Adaptive Trade-offs for Resource-constrained Distribut
 2021. The authors' code permutes the pixels of Mixed-NonIID by accident; ours does not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,18 +14,20 @@ from torch import Tensor
 
 from pliant.data.federated import FederatedData, TrainTestData
 from pliant.data.images import ChannelStatistics, ImageDataset, Indices
-from pliant.data.sources import cifar10, cifar100, fashion_mnist, mnist, notmnist
+from pliant.data.sources import load_dataset
 from pliant.rng import rng_stream
 
 # the authors' normalisation of each source
 _CIFAR_STATISTICS = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
-_CIFAR_BYTE_STATISTICS = (
-    (125.3 / 255, 123.0 / 255, 113.9 / 255),
-    (63.0 / 255, 62.1 / 255, 66.7 / 255),
-)
-_MNIST_STATISTICS = ((0.1,) * 3, (0.2752,) * 3)
-_FASHION_MNIST_STATISTICS = ((0.2190,) * 3, (0.3318,) * 3)
-_NOTMNIST_STATISTICS = ((0.4254,) * 3, (0.4501,) * 3)
+_CIFAR_BYTE_MEAN = (125.3 / 255, 123.0 / 255, 113.9 / 255)
+_CIFAR_BYTE_STD = (63.0 / 255, 62.1 / 255, 66.7 / 255)
+_NONIID_STATISTICS: dict[str, ChannelStatistics] = {
+    "cifar100": (_CIFAR_BYTE_MEAN, _CIFAR_BYTE_STD),
+    "cifar10": (_CIFAR_BYTE_MEAN, _CIFAR_BYTE_STD),
+    "fashion_mnist": ((0.2190,) * 3, (0.3318,) * 3),
+    "mnist": ((0.1,) * 3, (0.2752,) * 3),
+    "notmnist": ((0.4254,) * 3, (0.4501,) * 3),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,21 +55,16 @@ def mixed_noniid(root: Path | None = None, seed: int = 0) -> Mixture:
     Train, test and validation parts are 70, 20 and 10 % of the pooled set. A label means something
     different to each client.
     """
-    sources: tuple[tuple[Callable[[Path | None], TrainTestData], ChannelStatistics], ...] = (
-        (cifar100, _CIFAR_BYTE_STATISTICS),
-        (cifar10, _CIFAR_BYTE_STATISTICS),
-        (fashion_mnist, _FASHION_MNIST_STATISTICS),
-        (mnist, _MNIST_STATISTICS),
-        (notmnist, _NOTMNIST_STATISTICS),
+    clients = tuple(
+        make_noniid_client(load_dataset(name, root), statistics, seed)
+        for name, statistics in _NONIID_STATISTICS.items()
     )
-    clients = tuple(make_noniid_client(load(root), stats, seed) for load, stats in sources)
     return Mixture("mixed_noniid", clients, classes=5)
 
 
 def mixed_cifar(root: Path | None = None, seed: int = 0) -> Mixture:
     """Give each of five clients two classes of CIFAR-10 with their own labels, split 90 to 10 %."""
-    source = cifar10(root)
-    pixels, labels = _pool_train_and_test(source)
+    pixels, labels = _pool_train_and_test(load_dataset("cifar10", root))
     order = rng_stream(seed, "mixture", "mixed_cifar", "classes").permutation(10)
     clients = []
     for number, pair in enumerate(order.reshape(5, 2)):
@@ -91,30 +88,31 @@ def join_clients(
     Each device keeps its own test images. `max_samples` and `max_tests` limit the training and test
     images of a device, drawn by the seed. The clients' validation images are the proxy part.
     """
-    clients = mixture.clients
-    train, shares = _join_images(
-        mixture, [client.train for client in clients], max_samples, seed, "train"
+    train_parts, test_parts, proxy_parts = zip(
+        *((client.train, client.test, client.validation) for client in mixture.clients), strict=True
     )
-    test, test_shares = _join_images(
-        mixture, [client.test for client in clients], max_tests, seed, "test"
-    )
-    proxy, _ = _join_images(mixture, [client.validation for client in clients], None, seed, "proxy")
+    train, shares = _join_images(mixture, train_parts, max_samples, seed, "train")
+    test, test_shares = _join_images(mixture, test_parts, max_tests, seed, "test")
+    proxy, _ = _join_images(mixture, proxy_parts, None, seed, "proxy")
     return FederatedData(train, test, proxy, shares, np.zeros(0, np.int64), test_shares)
 
 
 def _join_images(
-    mixture: Mixture, parts: list[ImageDataset], max_images: int | None, seed: int, part_name: str
+    mixture: Mixture,
+    parts: Sequence[ImageDataset],
+    max_images: int | None,
+    seed: int,
+    part_name: str,
 ) -> tuple[ImageDataset, tuple[Indices, ...]]:
-    indices = []
+    selected = []
     for number, part in enumerate(parts):
         order = rng_stream(seed, "mixture", mixture.name, part_name, number).permutation(len(part))
-        indices.append(torch.from_numpy(np.sort(order[:max_images])))
-    sizes = [len(index) for index in indices]
+        selected.append(part.select(np.sort(order[:max_images])))
+    sizes = [len(images) for images in selected]
     ends = np.cumsum(sizes)
-    shares = tuple(np.split(np.arange(ends[-1]), ends[:-1]))
     joined = ImageDataset(
-        torch.cat([part.pixels[index] for part, index in zip(parts, indices, strict=True)]),
-        torch.cat([part.labels[index] for part, index in zip(parts, indices, strict=True)]),
+        torch.cat([images.pixels for images in selected]),
+        torch.cat([images.labels for images in selected]),
         mixture.classes,
         parts[0].mean,
         parts[0].std,
@@ -122,7 +120,7 @@ def _join_images(
         mixture.name,
         tuple((part.mean, part.std) for part in parts),
     )
-    return joined, shares
+    return joined, tuple(np.split(np.arange(ends[-1]), ends[:-1]))
 
 
 def make_noniid_client(

@@ -16,15 +16,14 @@ from pliant.rng import rng_stream
 from pliant.value import Count, Value
 
 IntArray = NDArray[np.int64]
-Shares = tuple[IntArray, ...]
+Groups = IntArray | None  # the writer or user of each sample
+Shares = tuple[IntArray, ...]  # the samples of each device
 
 
 class Partition(Protocol):
     """A rule that splits labelled samples among devices."""
 
-    def split(
-        self, labels: IntArray, devices: int, seed: int, groups: IntArray | None = None
-    ) -> Shares:
+    def split(self, labels: IntArray, devices: int, seed: int, groups: Groups = None) -> Shares:
         """Return sorted indices per device; every index is used once and no device is empty."""
         ...
 
@@ -38,9 +37,7 @@ class Iid(Value, frozen=True, tag="iid"):
     [3, 3, 2, 2]
     """
 
-    def split(
-        self, labels: IntArray, devices: int, seed: int, groups: IntArray | None = None
-    ) -> Shares:
+    def split(self, labels: IntArray, devices: int, seed: int, groups: Groups = None) -> Shares:
         _check_device_count(len(labels), devices)
         order = rng_stream(seed, "partition", "iid").permutation(len(labels))
         return _sort_shares(np.array_split(order, devices))
@@ -58,9 +55,7 @@ class LogNormalSizes(Value, frozen=True, tag="unequal"):
 
     spread: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0  # 0: iid
 
-    def split(
-        self, labels: IntArray, devices: int, seed: int, groups: IntArray | None = None
-    ) -> Shares:
+    def split(self, labels: IntArray, devices: int, seed: int, groups: Groups = None) -> Shares:
         _check_device_count(len(labels), devices)
         rng = rng_stream(seed, "partition", "unequal")
         sizes = 1 + apportion(len(labels) - devices, np.exp(rng.normal(0.0, self.spread, devices)))
@@ -79,9 +74,7 @@ class Dirichlet(Value, frozen=True, tag="dirichlet"):
 
     alpha: Annotated[float, Meta(ge=1e-3, le=1e6)] = 0.5
 
-    def split(
-        self, labels: IntArray, devices: int, seed: int, groups: IntArray | None = None
-    ) -> Shares:
+    def split(self, labels: IntArray, devices: int, seed: int, groups: Groups = None) -> Shares:
         _check_device_count(len(labels), devices)
         rng = rng_stream(seed, "partition", "dirichlet")
         owner = np.empty(len(labels), np.int64)
@@ -105,9 +98,7 @@ class Shards(Value, frozen=True, tag="shards"):
 
     classes: Count = 2
 
-    def split(
-        self, labels: IntArray, devices: int, seed: int, groups: IntArray | None = None
-    ) -> Shares:
+    def split(self, labels: IntArray, devices: int, seed: int, groups: Groups = None) -> Shares:
         _check_device_count(len(labels), devices)
         rng = rng_stream(seed, "partition", "shards")
         classes = [rng.permutation(members) for members in _split_by_class(labels)]
@@ -154,9 +145,7 @@ class ByGroup(Value, frozen=True, tag="by_group"):
     [[0, 1], [2, 3]]
     """
 
-    def split(
-        self, labels: IntArray, devices: int, seed: int, groups: IntArray | None = None
-    ) -> Shares:
+    def split(self, labels: IntArray, devices: int, seed: int, groups: Groups = None) -> Shares:
         _check_device_count(len(labels), devices)
         if groups is None:
             raise ValueError("Expected images with groups (their writers or users), got none")

@@ -1,8 +1,12 @@
 """Constants for processes that must stay small: importing them does not load torch."""
 
+import struct
+
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 PORTS = range(1, 65536)
 LOG_FORMAT = "%(levelname)s pliant: %(message)s"  # of processes whose log is forwarded
+# Precedes a request to a worker: when it arrived, by the machine's monotonic clock.
+ARRIVAL_HEADER = struct.Struct("<d")
 
 # Files in a run folder.
 SETTINGS_FILE = "settings.json"

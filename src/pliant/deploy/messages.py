@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pliant.compression import AnyCompression, Uncompressed
 from pliant.deploy.settings import Pace
-from pliant.params import Params
+from pliant.deploy.step_times import CurvePoints
+from pliant.params import Params, flatten, group_subtrees
 from pliant.storage import checkpoint
 
 DELTA, EXTRA, PARAMS = "change", "extra", "params"
@@ -50,9 +51,7 @@ class TrainReply(Struct, frozen=True):
     loss: float | None = None
     num_samples: int = 0
     short: int = 0  # mini-batches for which even the smallest row was too expensive
-    curve: tuple[
-        tuple[float, float], ...
-    ] = ()  # share of the full MACs, seconds per mini-batch now
+    curve: CurvePoints = ()  # of the mini-batches now
 
 
 class MalformedMessage(ValueError):
@@ -63,25 +62,19 @@ def encode_message(
     header: TrainRequest | TrainReply, tensors: Mapping[str, Mapping[str, Tensor]] | None = None
 ) -> bytes:
     """Encode a message; its tensors come in named groups."""
-    flat = {
-        f"{group}/{name}": tensor
-        for group, params in (tensors or {}).items()
-        for name, tensor in params.items()
-    }
-    return checkpoint.to_bytes(flat, msgspec.to_builtins(header))
+    return checkpoint.to_bytes(flatten(tensors or {}), msgspec.to_builtins(header))
 
 
 def decode_request(raw: bytes) -> tuple[TrainRequest, dict[str, Params]]:
-    """Decode a server's request."""
     flat, header = _decode_message(raw)
-    return msgspec.convert(header, TrainRequest), _group_tensors(flat)
+    return msgspec.convert(header, TrainRequest), group_subtrees(flat)
 
 
 def decode_reply(raw: bytes) -> tuple[TrainReply, dict[str, Params]]:
     """Decode a device's reply, or raise `MalformedMessage` with one line."""
     flat, header = _decode_message(raw)
     try:
-        return msgspec.convert(header, TrainReply), _group_tensors(flat)
+        return msgspec.convert(header, TrainReply), group_subtrees(flat)
     except msgspec.ValidationError as error:
         raise MalformedMessage(f"a valid header: {error}") from None
 
@@ -93,11 +86,3 @@ def _decode_message(raw: bytes) -> tuple[Params, Any]:
         raise MalformedMessage(f"an intact message: {error}") from None
     except Exception as error:  # the server must survive anything that a device sends
         raise MalformedMessage(f"a readable message, got {type(error).__name__}") from None
-
-
-def _group_tensors(flat: Mapping[str, Tensor]) -> dict[str, Params]:
-    groups: dict[str, Params] = {}
-    for path, tensor in flat.items():
-        group, _, name = path.partition("/")
-        groups.setdefault(group, {})[name] = tensor
-    return groups

@@ -11,6 +11,8 @@ MIN_GROUP_SIZE = 4  # mini-batches per group; a group's median corrects the curv
 MAX_GROUPS = 4
 MEASUREMENT_WEIGHT = 0.5  # of one round's measurements against the previous curve
 
+CurvePoints = tuple[tuple[float, float], ...]  # share of the full MACs, seconds per mini-batch
+
 
 @dataclass(frozen=True, eq=False)
 class StepTimeCurve:
@@ -27,7 +29,6 @@ class StepTimeCurve:
     seconds: FloatArray
 
     def seconds_for(self, share: float) -> float:
-        """Return how long a share takes."""
         return float(np.interp(share, self.shares, self.seconds))
 
     def share_within(self, seconds: float) -> float:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,13 @@ class RowChoice(NamedTuple):
 
 
 class BudgetPolicy(Protocol):
-    """How devices choose a row: before every mini-batch, or once per round."""
+    """How devices choose a row: before every mini-batch, or once per round.
+
+    >>> import pliant as pl
+    >>> policy: pl.BudgetPolicy = pl.PerBatch(pl.CostRows((0.25, 1.0)))
+    >>> policy.is_per_round
+    False
+    """
 
     @property
     def is_per_round(self) -> bool: ...
@@ -111,10 +117,7 @@ class PerBatch:
 
     rows: CostRows
     budget: Budget = "as-written"
-
-    @property
-    def is_per_round(self) -> bool:
-        return False
+    is_per_round: ClassVar[bool] = False
 
     def choose(self, status: DeviceStatus) -> RowChoice:
         return self.rows.choose(status, compute_budget(status, self.budget))
@@ -131,10 +134,7 @@ class PerRound:
 
     rows: CostRows
     margin: float = 1.0
-
-    @property
-    def is_per_round(self) -> bool:
-        return True
+    is_per_round: ClassVar[bool] = True
 
     def choose(self, status: DeviceStatus) -> RowChoice:
         return self.rows.choose(status, self.margin * compute_budget(status, "paced"))
@@ -149,10 +149,7 @@ class FixedChoice:
 
     status: DeviceStatus
     choice: RowChoice
-
-    @property
-    def is_per_round(self) -> bool:
-        return True
+    is_per_round: ClassVar[bool] = True
 
     def choose(self, status: DeviceStatus) -> RowChoice:
         order = np.argsort(self.status.devices)

@@ -1,7 +1,6 @@
 """Fleets: the devices of a run, their classes, speeds and costs, drawn by (seed, device)."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -84,7 +83,6 @@ class Fleet(Value, frozen=True):
     macs_per_second: Positive | None = None
 
     def device(self, index: int, *, seed: int = 0) -> "FleetDevice":
-        """Return one device."""
         self.check_devices(np.array([index]))
         return FleetDevice(self, index, seed)
 
@@ -100,23 +98,17 @@ class Fleet(Value, frozen=True):
             return np.zeros(len(devices), np.int64)
         shares = np.cumsum([device_class.share for device_class in self.classes])
         positions = sample_uniforms(seed, ("class",), devices)[0] * shares[-1]
-        indices: IntArray = np.searchsorted(shares, positions, side="right")
-        return indices
+        return np.asarray(np.searchsorted(shares, positions, side="right"))
 
     def get_costs(self, devices: IntArray, *, seed: int = 0) -> DeviceCosts:
         """Return the link and energy constants of these devices."""
         indices = self.get_class_indices(devices, seed=seed)
 
-        def expand(values: Sequence[float | None]) -> FloatArray:
+        def expand(field: str) -> FloatArray:
+            values = [getattr(device_class, field) for device_class in self.classes]
             return np.array([math.inf if value is None else value for value in values])[indices]
 
-        return DeviceCosts(
-            up=expand([kind.up for kind in self.classes]),
-            down=expand([kind.down for kind in self.classes]),
-            latency=expand([kind.latency for kind in self.classes]),
-            joules_per_mac=expand([kind.joules_per_mac for kind in self.classes]),
-            joules_per_byte=expand([kind.joules_per_byte for kind in self.classes]),
-        )
+        return DeviceCosts(*(expand(field) for field in DeviceCosts._fields))
 
     def speeds_at(self, devices: IntArray, time: float, *, seed: int = 0) -> FloatArray:
         """Return the relative speeds of these devices at one time; 0 means unavailable.
@@ -171,16 +163,13 @@ class FleetDevice:
 
     @property
     def device_class(self) -> DeviceClass:
-        """Return the class of this device."""
         indices = self.fleet.get_class_indices(np.array([self.index]), seed=self.seed)
         return self.fleet.classes[int(indices[0])]
 
     def compute_speeds(self, start: float, length: float) -> PiecewiseConstant:
-        """Return this device's speeds over `length` seconds from `start`."""
         return self.fleet.compute_speeds(np.array([self.index]), start, length, seed=self.seed)
 
     def speed(self, time: float) -> float:
-        """Return the speed at this time."""
         return float(self.fleet.speeds_at(np.array([self.index]), time, seed=self.seed)[0])
 
     def work(self, start: float, end: float) -> float:

@@ -1,6 +1,7 @@
 """Piecewise-constant speeds of several devices over a span of time, with exact integrals."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -44,7 +45,6 @@ class PiecewiseConstant:
         return self.cumulative_work[:, -1]
 
     def select(self, index: IntArray) -> "PiecewiseConstant":
-        """Return the speeds of these devices only."""
         return PiecewiseConstant(self.times[index], self.levels[index], self.length)
 
     def scale(self, factor: FloatArray | float) -> "PiecewiseConstant":
@@ -129,10 +129,8 @@ def trim_columns(times: FloatArray, levels: FloatArray, length: float) -> Piecew
 
 def stack_devices(parts: list[PiecewiseConstant], positions: list[IntArray]) -> PiecewiseConstant:
     """Join the devices of several parts, each at its positions in the result."""
-    width = max(part.times.shape[1] for part in parts)
-    count = sum(len(rows) for rows in positions)
-    times = np.full((count, width), np.inf)
-    levels = np.zeros((count, width))
+    shape = sum(map(len, positions)), max(part.times.shape[1] for part in parts)
+    times, levels = np.full(shape, np.inf), np.zeros(shape)
     for part, rows in zip(parts, positions, strict=True):
         times[rows, : part.times.shape[1]] = part.times
         levels[rows, : part.times.shape[1]] = part.levels
@@ -167,23 +165,16 @@ def make_on_off_pattern(
 
 
 def expand_patterns(
-    patterns: list[SpeedPattern], devices: IntArray, start: float, length: float
+    patterns: Sequence[SpeedPattern], devices: IntArray, start: float, length: float
 ) -> PiecewiseConstant:
     """Return the speeds of devices of which number i follows pattern i modulo their number."""
     chosen, inverse = np.unique(devices % len(patterns), return_inverse=True)
     slices = [_slice_pattern(patterns[number], start, length) for number in chosen]
-    width = max(len(times) for times, _ in slices)
-    times = np.full((len(slices), width), np.inf)
-    levels = np.zeros((len(slices), width))
-    for row, (row_times, row_levels) in enumerate(slices):
-        times[row, : len(row_times)] = row_times
-        levels[row, : len(row_times)] = row_levels
-    return PiecewiseConstant(times[inverse], levels[inverse], length)
+    rows = np.split(np.arange(len(slices)), len(slices))
+    return stack_devices(slices, rows).select(inverse)
 
 
-def _slice_pattern(
-    pattern: SpeedPattern, start: float, length: float
-) -> tuple[FloatArray, FloatArray]:
+def _slice_pattern(pattern: SpeedPattern, start: float, length: float) -> PiecewiseConstant:
     times, levels, period = pattern
     if math.isfinite(period):
         cycles = np.arange(math.floor(start / period), math.floor((start + length) / period) + 1)
@@ -192,4 +183,5 @@ def _slice_pattern(
         levels = np.tile(levels, len(cycles))
     first = max(int(np.searchsorted(times, start, side="right")) - 1, 0)
     last = max(int(np.searchsorted(times, start + length, side="left")), first + 1)
-    return np.maximum(times[first:last] - start, 0.0), levels[first:last]
+    times = np.maximum(times[first:last] - start, 0.0)
+    return PiecewiseConstant(times[None], levels[None, first:last], length)

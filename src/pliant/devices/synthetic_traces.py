@@ -62,7 +62,7 @@ class ConstantTrace(Value, frozen=True, tag="constant"):
         if self.high is None or self.high == self.low:
             return make_constant(np.full(len(query.devices), self.low), length)
         uniform = query.sample_uniforms(0, 0, "level")[0]
-        return make_constant(_scale_to_range(self.low, self.high, uniform), length)
+        return make_constant(self.low + (self.high - self.low) * uniform, length)
 
 
 class ChangingTrace(Value, frozen=True, tag="changing"):
@@ -97,9 +97,7 @@ class ChangingTrace(Value, frozen=True, tag="changing"):
         blocks = np.arange(first, math.floor((start + length) / block_seconds) + 1)
         counts = _sample_counts(query, blocks[None, :])  # (device, block)
         index = np.arange(max(int(counts.max()), 1))
-        offsets, draws = query.sample_uniforms(
-            blocks[None, :, None], index[None, None, :], "change"
-        )
+        offsets, draws = query.sample_uniforms(blocks[None, :, None], index[None, None], "change")
         # given their number, the changes of a block are uniform in it
         times = (blocks[None, :, None] + offsets) * block_seconds - start
         times = np.where(index < counts[:, :, None], np.maximum(times, 0.0), np.inf)
@@ -108,11 +106,8 @@ class ChangingTrace(Value, frozen=True, tag="changing"):
         times = np.concatenate([np.zeros((len(times), 1)), times.reshape(len(times), -1)], axis=1)
         levels = np.concatenate([before, draws.reshape(len(times), -1)], axis=1)
         order = np.argsort(times, axis=1, kind="stable")
-        return trim_columns(
-            np.take_along_axis(times, order, 1),
-            _scale_to_range(self.low, self.high, np.take_along_axis(levels, order, 1)),
-            length,
-        )
+        levels = self.low + (self.high - self.low) * np.take_along_axis(levels, order, 1)
+        return trim_columns(np.take_along_axis(times, order, 1), levels, length)
 
 
 class SteppedTrace(Value, frozen=True, tag="steps"):
@@ -135,10 +130,9 @@ class SteppedTrace(Value, frozen=True, tag="steps"):
                 f"Expected as many times as speeds ({len(self.speeds)}), at least one - "
                 f"at `$.times` of SteppedTrace, got {len(self.times)}"
             )
-        end = math.inf if self.period is None else self.period
-        ends = (*self.times[1:], end)
+        ends = (*self.times[1:], self.period or math.inf)
         if self.times[0] != 0 or any(a >= b for a, b in zip(self.times, ends, strict=True)):
-            bound = "" if self.period is None else f" below {end}"
+            bound = "" if self.period is None else f" below {self.period}"
             raise ValueError(
                 f"Expected times that start at 0 and rise{bound} - "
                 f"at `$.times` of SteppedTrace, got {self.times}"
@@ -173,10 +167,6 @@ class OnOffWindows(Value, frozen=True, tag="windows"):
 def _check_range(low: float, high: float, owner: str) -> None:
     if not low <= high < math.inf:
         raise ValueError(f"Expected finite low <= high - in {owner}, got low {low} and high {high}")
-
-
-def _scale_to_range(low: float, high: float, uniform: FloatArray) -> FloatArray:
-    return low + (high - low) * uniform
 
 
 def _sample_counts(query: TraceQuery, blocks: IntArray | int) -> IntArray:

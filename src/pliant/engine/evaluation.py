@@ -1,16 +1,14 @@
 """Evaluate the full network on the test images, with the configured norm statistics."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pliant.data import FederatedData
 from pliant.nn.compiler.fast_lrn import FastLrnMode
+from pliant.nn.evaluation import EvaluationTotals, evaluate_batches, make_slices
 from pliant.nn.norm_statistics import NormStatistics, ReestimatedStats, prepare_norm_statistics
 from pliant.params import Params
 from pliant.value import Count, Value
@@ -56,17 +54,24 @@ class PersonalScore(Value, frozen=True):
         return sum(accuracies) / len(accuracies) if accuracies else None
 
 
+def evaluate(net: nn.Module, params: Params, data: FederatedData, evaluation: Evaluation) -> Score:
+    """Return accuracy, loss and accuracy per class of the full network."""
+    rows = make_slices(len(data.test), evaluation.batch)
+    totals = _evaluate_rows(net, params, data, rows, evaluation)
+    loss = totals.loss / len(data.test)
+    counts = zip(totals.correct.tolist(), totals.total.tolist(), strict=True)
+    per_class = tuple(correct / total if total else 0.0 for correct, total in counts)
+    accuracy = totals.num_correct / len(data.test)
+    return Score(accuracy, loss if math.isfinite(loss) else None, per_class)
+
+
 def measure_accuracy(
     net: nn.Module, params: Params, data: FederatedData, device: int, evaluation: Evaluation
 ) -> float:
     """Return a network's accuracy on one device's own test images."""
     indices = torch.from_numpy(data.get_test_indices(device))
-    starts = range(0, len(indices), evaluation.batch)
-    batches = [indices[start : start + evaluation.batch] for start in starts]
-    hits = 0
-    for rows, logits in zip(batches, _predict(net, params, data, batches, evaluation), strict=True):
-        hits += int((logits.argmax(1) == data.test.labels[rows]).sum())
-    return hits / max(1, len(indices))
+    rows = (indices[part] for part in make_slices(len(indices), evaluation.batch))
+    return _evaluate_rows(net, params, data, rows, evaluation).num_correct / max(1, len(indices))
 
 
 def evaluate_per_device(
@@ -77,66 +82,34 @@ def evaluate_per_device(
     evaluation: Evaluation,
 ) -> PersonalScore:
     """Score the shared network, and each locally trained one, on the devices' own test images."""
+
+    def measure(device: int, params: Params) -> float:
+        return measure_accuracy(net, params, data, device, evaluation)
+
     devices = range(len(data))
     return PersonalScore(
-        tuple(measure_accuracy(net, params, data, device, evaluation) for device in devices),
+        tuple(measure(device, params) for device in devices),
         tuple(
-            measure_accuracy(net, {**params, **trained_params[device]}, data, device, evaluation)
-            if device in trained_params
-            else None
+            measure(device, params | trained_params[device]) if device in trained_params else None
             for device in devices
         ),
     )
 
 
-def _set_norm_statistics(
-    net: nn.Module, params: Params, data: FederatedData, evaluation: Evaluation
-) -> Params:
-    """Return parameters with norm statistics set by the configured policy."""
-
-    def iter_proxy_batches(samples: int, batch: int) -> Iterator[Tensor]:
-        count = min(samples, len(data.proxy))
-        for start in range(0, count, batch):
-            yield data.proxy.get_normalised(slice(start, min(start + batch, count)))
-
-    return prepare_norm_statistics(net, params, evaluation.statistics, iter_proxy_batches)
-
-
-def evaluate(net: nn.Module, params: Params, data: FederatedData, evaluation: Evaluation) -> Score:
-    """Return accuracy, loss and accuracy per class of the full network."""
-    starts = range(0, len(data.test), evaluation.batch)
-    batches = [slice(start, min(start + evaluation.batch, len(data.test))) for start in starts]
-    correct = torch.zeros(data.test.classes, dtype=torch.int64)
-    totals = torch.zeros(data.test.classes, dtype=torch.int64)
-    loss = 0.0
-    for rows, logits in zip(batches, _predict(net, params, data, batches, evaluation), strict=True):
-        labels = data.test.labels[rows]
-        loss += float(F.cross_entropy(logits, labels, reduction="sum"))
-        correct += torch.bincount(labels[logits.argmax(1) == labels], minlength=len(correct))
-        totals += torch.bincount(labels, minlength=len(totals))
-    mean_loss = loss / len(data.test)
-    counts = zip(correct.tolist(), totals.tolist(), strict=True)
-    per_class = tuple(hits / total if total else 0.0 for hits, total in counts)
-    accuracy = int(correct.sum()) / int(totals.sum())
-    return Score(accuracy, mean_loss if math.isfinite(mean_loss) else None, per_class)
-
-
-def _predict(
+def _evaluate_rows(
     net: nn.Module,
     params: Params,
     data: FederatedData,
-    batches: Sequence[slice | Tensor],
+    rows: Iterable[slice | Tensor],
     evaluation: Evaluation,
-) -> Iterator[Tensor]:
-    """Yield the logits of each batch of test images."""
-    settled = _set_norm_statistics(net, params, data, evaluation)
-    was_training = net.training
-    net.eval()
-    try:
-        for rows in batches:
-            x = data.test.get_normalised(rows).contiguous(memory_format=torch.channels_last)
-            with torch.no_grad(), FastLrnMode():
-                output: Any = functional_call(net, settled, (x,))
-            yield output[0] if isinstance(output, tuple) else output
-    finally:
-        net.train(was_training)
+) -> EvaluationTotals:
+    """Evaluate a network on batches of test images, with norm statistics of the proxy images."""
+
+    def iter_proxy_batches(samples: int, batch: int) -> Iterator[Tensor]:
+        parts = make_slices(min(samples, len(data.proxy)), batch)
+        return (data.proxy.get_normalised(part) for part in parts)
+
+    prepared = prepare_norm_statistics(net, params, evaluation.statistics, iter_proxy_batches)
+    batches = ((data.test.get_normalised(part), data.test.labels[part]) for part in rows)
+    with FastLrnMode():
+        return evaluate_batches(net, prepared, batches, data.test.classes)

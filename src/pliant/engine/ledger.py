@@ -1,9 +1,10 @@
 """The ledger: what each task cost and how it ended, and a check that the records agree."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from math import isclose
+from typing import Any
 
 from msgspec import Struct
 
@@ -104,6 +105,7 @@ class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
 Record = TaskRecord | RoundRecord
 
 MERGED_OUTCOMES = ("finished", "partial")
+SUMMED_FIELDS = ("samples", "steps", "macs", "useful", "available", "down", "up", "joules")
 EXACT_FIELDS = ("tasks", "merged", "outcomes", "samples", "steps", "down", "up", "exchange")
 APPROXIMATE_FIELDS = ("macs", "useful", "available", "busy", "joules", "loss")
 
@@ -118,17 +120,10 @@ def sum_tasks(round_number: int, seconds: float, tasks: list[TaskRecord]) -> Rou
         tasks=len(tasks),
         merged=len(merged),
         outcomes=dict(sorted(Counter(task.outcome.partition(":")[0] for task in tasks).items())),
-        samples=sum(task.samples for task in tasks),
-        steps=sum(task.steps for task in tasks),
-        macs=sum(task.macs for task in tasks),
-        useful=sum(task.useful for task in tasks),
-        available=sum(task.available for task in tasks),
-        down=sum(task.down for task in tasks),
-        up=sum(task.up for task in tasks),
         busy=sum(task.seconds for task in tasks),
-        joules=sum(task.joules for task in tasks),
         loss=sum(losses) / len(losses) if losses else None,
         exchange=_sum_exchanges([task.exchange for task in tasks if task.exchange is not None]),
+        **_sum_fields(tasks, SUMMED_FIELDS),
     )
 
 
@@ -138,16 +133,12 @@ def _sum_exchanges(exchanges: list[ExchangeRecord]) -> ExchangeRecord | None:
     refused: Counter[str] = Counter()
     for exchange in exchanges:
         refused.update(exchange.refused)
-    return ExchangeRecord(
-        forward=sum(x.forward for x in exchanges),
-        server=sum(x.server for x in exchanges),
-        uplinks=sum(x.uplinks for x in exchanges),
-        dense=sum(x.dense for x in exchanges),
-        nonzero=sum(x.nonzero for x in exchanges),
-        relayed=sum(x.relayed for x in exchanges),
-        waited=sum(x.waited for x in exchanges),
-        refused=dict(refused),
-    )
+    names = [name for name in ExchangeRecord.__struct_fields__ if name != "refused"]
+    return ExchangeRecord(refused=dict(refused), **_sum_fields(exchanges, names))
+
+
+def _sum_fields(records: Sequence[Struct], names: Sequence[str]) -> dict[str, Any]:
+    return {name: sum(getattr(record, name) for record in records) for name in names}
 
 
 def verify_records(records: Iterable[Record]) -> int:

@@ -1,23 +1,35 @@
 """Local work: the mini-batches of a task, their costs and the subnets that train on them."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pliant.data import FederatedData, make_batches
+from pliant.devices import FULL_NETWORK, BudgetPolicy
+from pliant.methods.aggregation import apply_delta, average_deltas, weight_by
 from pliant.methods.base import (
+    Broadcasts,
+    HasBudgetPolicy,
+    HasServerState,
     HasStepCost,
+    Merges,
     Method,
     SelectsFilters,
+    SelectsSubnets,
+    SendsSubnets,
+    ServerState,
     Step,
     SubnetSteps,
     Task,
     TaskKey,
+    Trains,
     Update,
+    train_locally,
 )
 from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.subnet import Subnet
@@ -55,11 +67,6 @@ class WorkerContext:
         return self.net.macs(self.net.full, training=True)
 
     @cached_property
-    def _cost_method(self) -> HasStepCost | None:
-        # Checked once: isinstance with a protocol takes longer than the rest of `step_macs`.
-        return self.method if isinstance(self.method, HasStepCost) else None
-
-    @cached_property
     def _data_summaries(self) -> dict[int, tuple[int, tuple[int, ...]]]:
         return {}
 
@@ -83,14 +90,66 @@ class WorkerContext:
         epoch = [local.batch] * full_batches + ([rest] if rest else [])
         return LocalWork(tuple(epoch * local.epochs), self.full_macs)
 
+    # What a method leaves out is what FedAvg does. What every step needs is checked once:
+    # isinstance with a protocol takes longer than the rest of a step's cost.
+
+    @cached_property
+    def budget_policy(self) -> BudgetPolicy:
+        """Return the policy by which devices choose the cost of each mini-batch."""
+        if isinstance(self.method, HasBudgetPolicy):
+            return self.method.make_budget_policy(self.net)
+        return FULL_NETWORK
+
+    @cached_property
+    def _selector(self) -> SelectsSubnets | None:
+        return self.method if isinstance(self.method, SelectsSubnets) else None
+
+    @cached_property
+    def _coster(self) -> HasStepCost | None:
+        return self.method if isinstance(self.method, HasStepCost) else None
+
+    def select_subnet(self, row: int, key: TaskKey, step: int) -> Subnet:
+        """Return the subnet that a step trains."""
+        if self._selector is None:
+            return self.net.full
+        return self._selector.select_subnet(self.net, row, key, step)
+
     def step_macs(self, row: int, key: TaskKey, step: int) -> float:
         """Return the MACs per sample of a training step."""
-        if self._cost_method is not None:
-            return self._cost_method.macs(self.net, row, key, step)
-        subnet = self.method.select_subnet(self.net, row, key, step)
-        if subnet is self.net.full:
-            return self.full_macs
-        return self.net.macs(subnet, training=True)
+        if self._coster is not None:
+            return self._coster.macs(self.net, row, key, step)
+        subnet = self.select_subnet(row, key, step)
+        return self.full_macs if subnet is self.net.full else self.net.macs(subnet, training=True)
+
+    def subnet_to_send(self, row: int, key: TaskKey) -> Subnet | None:
+        """Return the subnet that a device is sent, or None for the full network."""
+        if isinstance(self.method, SendsSubnets):
+            return self.method.subnet_to_send(self.net, row, key)
+        return None
+
+    def train(self, task: Task, steps: Iterable[Step]) -> Update:
+        """Train on a device."""
+        method = self.method
+        if isinstance(method, Trains):
+            return method.train(self.net, task, steps)
+        return train_locally(self.net, task, steps, method.local.optimiser)
+
+    def merge(self, state: Any, updates: Sequence[Update]) -> Any:
+        """Return the server's next state."""
+        if isinstance(self.method, Merges):
+            return self.method.merge(self.net, state, updates)
+        delta = average_deltas(self.net, state.params, updates, weight_by("samples"))
+        return replace(state, params=apply_delta(state.params, delta)) if updates else state
+
+    def init_state(self, params: Params) -> Any:
+        """Return the server's state before the first round."""
+        if isinstance(self.method, HasServerState):
+            return self.method.init_state(params)
+        return ServerState(params)
+
+    def broadcast(self, state: Any) -> Params:
+        """Return what devices are sent along with the network."""
+        return self.method.broadcast(state) if isinstance(self.method, Broadcasts) else {}
 
 
 def build_context(net: nn.Module, data: FederatedData, method: Method) -> WorkerContext:
@@ -128,14 +187,12 @@ class Job:
 
 def run_job(context: WorkerContext, shared: Params, job: Job) -> Update:
     """Train one task; `shared` holds the network and, under `EXTRA_PREFIX`, what else is sent."""
-    task = make_task(context.method, context.net, shared, job)
     planned = [*zip(job.rows, job.macs, strict=True), None]
-    return context.method.train(
-        context.net, task, iter_steps(context, job.key, planned.__getitem__)
-    )
+    steps = iter_steps(context, job.key, planned.__getitem__)
+    return context.train(make_task(context, shared, job), steps)
 
 
-def make_task(method: Method, net: Elastic, shared: Params, job: Job) -> Task:
+def make_task(context: WorkerContext, shared: Params, job: Job) -> Task:
     """Return the task that the device of a job is sent."""
     params = {name: tensor for name, tensor in shared.items() if not name.startswith(EXTRA_PREFIX)}
     extra = {
@@ -143,10 +200,10 @@ def make_task(method: Method, net: Elastic, shared: Params, job: Job) -> Task:
         for name, tensor in shared.items()
         if name.startswith(EXTRA_PREFIX)
     }
-    packed = method.subnet_to_send(net, job.rows[0], job.key)
+    packed = context.subnet_to_send(job.rows[0], job.key)
     return Task(
         job.key,
-        params if packed is None else net.take(params, packed),
+        params if packed is None else context.net.take(params, packed),
         job.lr,
         packed,
         extra,
@@ -171,7 +228,7 @@ def iter_steps(
                 context.data.train, share, batch, key.seed, key.round, key.device, epoch
             )
         x, y = batches[index]
-        yield Step(x, y, context.method.select_subnet(context.net, row, key, number), macs)
+        yield Step(x, y, context.select_subnet(row, key, number), macs)
         number += 1
 
 
@@ -186,7 +243,7 @@ def redraw_subnets(
     by_counts: dict[tuple[int, ...], Subnet] = {}
     runs: list[tuple[Subnet, int]] = []
     for step, row in enumerate(rows):
-        subnet = method.select_subnet(net, row, key, step)
+        subnet = context.select_subnet(row, key, step)
         if isinstance(method, SelectsFilters):
             if subnet.counts not in by_counts:
                 by_counts[subnet.counts] = method.select_filters(net, subnet, extra, key)

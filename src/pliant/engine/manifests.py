@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from pliant.engine.local_work import Job, make_task
-from pliant.methods.base import Method, Task, Update
+from pliant.engine.local_work import Job, WorkerContext, make_task
+from pliant.methods.base import Task, Update
 from pliant.methods.validation import TensorSpecs, UpdateManifest, make_specs, select_variances
-from pliant.nn.elastic import Elastic
 from pliant.params import Params
 
 
@@ -16,9 +15,8 @@ class ManifestBuilder:
     mini-batches shows them: once per run, or for each subnet if their shapes depend on it.
     """
 
-    def __init__(self, method: Method, net: Elastic) -> None:
-        self._method = method
-        self._net = net
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._example_update: Update | None = None
         self._full_specs: TensorSpecs | None = None  # its shapes never change
 
@@ -29,7 +27,7 @@ class ManifestBuilder:
 
         `batch_sizes` are the samples of its mini-batches, `max_macs` the most that each may cost.
         """
-        task = make_task(self._method, self._net, shared, job)
+        task = make_task(self._context, shared, job)
         example = self._get_example_update(task)
         return UpdateManifest(
             job.key.device,
@@ -41,7 +39,7 @@ class ManifestBuilder:
             None if example.subnet is None else task.subnet,
             select_variances(task.params),
             task.num_samples if example.num_samples else 0,
-            self._net,
+            self._context.net,
         )
 
     def _get_sent_specs(self, task: Task) -> TensorSpecs:
@@ -54,5 +52,5 @@ class ManifestBuilder:
     def _get_example_update(self, task: Task) -> Update:
         example = self._example_update
         if example is None or (task.subnet is not None and (example.extra or example.device_state)):
-            example = self._example_update = self._method.train(self._net, task, ())
+            example = self._example_update = self._context.train(task, ())
         return example

@@ -6,7 +6,7 @@ workers, or over a network.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -15,10 +15,9 @@ from pliant.engine.evaluation import Evaluation, evaluate, evaluate_per_device
 from pliant.engine.ledger import RoundRecord, TaskRecord, sum_tasks
 from pliant.engine.local_work import EXTRA_PREFIX, WorkerContext
 from pliant.engine.manifests import ManifestBuilder
-from pliant.engine.round_rules import RoundRules
+from pliant.engine.round_rules import RoundRules, Selection
 from pliant.engine.run_store import RunState, RunStore
-from pliant.engine.selection import Selection
-from pliant.methods.base import ServerState, TracksCoverage, Update
+from pliant.methods.base import TracksCoverage, Update
 from pliant.methods.validation import ValidationPolicy
 from pliant.params import Params, digest
 from pliant.value import Count, Value
@@ -54,7 +53,7 @@ class Run:
     repeated_rounds: int = 0
 
     def __post_init__(self) -> None:
-        self.manifests = ManifestBuilder(self.context.method, self.context.net)
+        self.manifests = ManifestBuilder(self.context)
 
     @property
     def num_rounds(self) -> int:
@@ -71,7 +70,8 @@ class Run:
     def shared_params(self) -> Params:
         """Return what every device is sent: the network and, prefixed, the method's broadcast."""
         server_state = self.state.server_state
-        extra = {f"{EXTRA_PREFIX}{name}": t for name, t in server_state.broadcast.items()}
+        broadcast = self.context.broadcast(server_state)
+        extra = {f"{EXTRA_PREFIX}{name}": tensor for name, tensor in broadcast.items()}
         return {**server_state.params, **extra}
 
 
@@ -123,7 +123,7 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     """Merge the updates of a round, move the run to the next round, and evaluate the network."""
     number, old_params = run.state.next_round, run.state.server_state.params
     context = run.context
-    server_state = context.method.merge(context.net, run.state.server_state, result.updates)
+    server_state = context.merge(run.state.server_state, result.updates)
     device_states = run.state.device_states | result.device_states
     run.state = RunState(number + 1, result.closed_at, server_state, device_states)
     record = sum_tasks(number, result.closed_at, result.tasks)
@@ -158,7 +158,7 @@ def _add_scores(
     return msgspec.structs.replace(record, personal=personal)
 
 
-def _zero_untrained_filters(context: WorkerContext, state: ServerState) -> Params | None:
+def _zero_untrained_filters(context: WorkerContext, state: Any) -> Params | None:
     """Return the network without the filters that no device has trained yet, if there are any."""
     if not isinstance(context.method, TracksCoverage):
         return None

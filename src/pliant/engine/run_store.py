@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
+
+from torch import Tensor
 
 from pliant.engine.ledger import Record
 from pliant.methods.base import ServerState
-from pliant.params import Params
+from pliant.params import Params, flatten, group_subtrees, select_subtree
 from pliant.storage import checkpoint, formats
 from pliant.storage.jsonl import JsonlWriter, read_jsonl
 from pliant.storage.run_lock import RunLock
@@ -20,7 +22,7 @@ class RunState:
 
     next_round: int
     seconds: float
-    server_state: ServerState
+    server_state: Any  # a `ServerState`, or the method's own
     device_states: dict[int, Params]  # kept by each device between rounds
 
 
@@ -40,15 +42,15 @@ class RunStore:
             self._lock.release()
             raise
 
-    def resume(self) -> RunState | None:
-        """Load the newest checkpoint and drop the records after it."""
+    def resume(self, state_type: type = ServerState) -> RunState | None:
+        """Load the newest checkpoint, with this type of server state; drop the records after it."""
         newest = checkpoint.load_newest(self._checkpoints)
         if newest is None:
             self._writer.rewind(0)
             return None
         _, tensors, metadata = newest
         self._writer.rewind(metadata["position"])
-        return _build_run_state(tensors, metadata)
+        return _build_run_state(tensors, metadata, state_type)
 
     def append(self, records: list[Record]) -> None:
         """Write the records of a round."""
@@ -58,13 +60,9 @@ class RunStore:
 
     def save(self, run_state: RunState) -> None:
         """Write a checkpoint after all records so far."""
-        tensors = {
-            f"params/{name}": tensor for name, tensor in run_state.server_state.params.items()
-        }
-        for key, params in run_state.server_state.extra.items():
-            tensors |= {f"extra/{key}/{name}": tensor for name, tensor in params.items()}
-        for device, params in run_state.device_states.items():
-            tensors |= {f"memory/{device}/{name}": tensor for name, tensor in params.items()}
+        state = run_state.server_state
+        server = {field.name: getattr(state, field.name) for field in fields(state)}
+        tensors = flatten({"server": server, "devices": run_state.device_states})
         with _add_path_to_errors(self._writer.path):
             position = self._writer.sync()
         metadata = {
@@ -115,10 +113,10 @@ def read_records(folder: Path) -> Iterator[Record]:
     yield from read_jsonl(folder / EVENTS_FILE, record_type, formats.RECORDS)
 
 
-def load_run_state(folder: Path) -> RunState | None:
+def load_run_state(folder: Path, state_type: type = ServerState) -> RunState | None:
     """Load the newest checkpoint of a run without opening it for writing."""
     newest = checkpoint.load_newest(folder / CHECKPOINTS)
-    return None if newest is None else _build_run_state(newest[1], newest[2])
+    return None if newest is None else _build_run_state(newest[1], newest[2], state_type)
 
 
 def load_trained_params(folder: Path) -> Params:
@@ -140,22 +138,25 @@ def load_trained_params(folder: Path) -> Params:
     run_state = load_run_state(folder)
     if run_state is None:
         raise ValueError(f"{folder}: expected a run with a checkpoint, found none")
-    return run_state.server_state.params
+    params: Params = run_state.server_state.params
+    return params
 
 
-def _build_run_state(tensors: Params, metadata: Any) -> RunState:
-    params: Params = {}
-    extra: dict[str, Params] = {}
-    device_states: dict[int, Params] = {}
-    for name, tensor in tensors.items():
-        kind, _, rest = name.partition("/")
-        if kind == "params":
-            params[rest] = tensor
-            continue
-        key, _, leaf = rest.partition("/")
-        if kind == "extra":
-            extra.setdefault(key, {})[leaf] = tensor
+def _build_run_state(tensors: Params, metadata: Any, state_type: type) -> RunState:
+    server = select_subtree(tensors, "server")
+    values: dict[str, Any] = {}
+    for name, hint in get_type_hints(state_type).items():
+        subtree = select_subtree(server, name)
+        if hint is Tensor:
+            values[name] = server[name]
+        elif get_args(hint)[-1] is Tensor:
+            values[name] = subtree
         else:
-            device_states.setdefault(int(key), {})[leaf] = tensor
-    seconds = float.fromhex(metadata["seconds"])
-    return RunState(metadata["round"], seconds, ServerState(params, extra), device_states)
+            values[name] = group_subtrees(subtree)
+    device_states = group_subtrees(select_subtree(tensors, "devices"))
+    return RunState(
+        metadata["round"],
+        float.fromhex(metadata["seconds"]),
+        state_type(**values),
+        {int(device): params for device, params in device_states.items()},
+    )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,13 +22,14 @@ from pliant.engine.local_work import (
     run_job,
 )
 from pliant.engine.round_loop import RoundResult, Run, RunSettings, run_rounds
-from pliant.engine.round_rules import TaskOutcome
+from pliant.engine.round_rules import TaskOutcome, select_devices
 from pliant.engine.run_store import RunState, RunStore
-from pliant.engine.selection import select_devices
 from pliant.engine.timetable import RoundTasks, Timetable, build_timetable, compute_start_status
-from pliant.methods.base import HasExtraUpload, Method, ServerState, TaskKey, Update
+from pliant.methods.base import HasExtraUpload, Method, TaskKey, Update
 from pliant.methods.validation import accept_valid
 from pliant.params import get_params, nbytes
+from pliant.storage import run_dir
+from pliant.value import encode
 from pliant.workers.pool import AnyWorkers, InlineWorkers, Pool, open_pool
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ def simulate(
     rounds: int | None = None,
     settings: RunSettings | None = None,
     workers: AnyWorkers | None = None,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     make_inputs: InputFactory | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[RoundRecord]:
@@ -67,20 +68,41 @@ def simulate(
     settings, workers = settings or RunSettings(), workers or InlineWorkers()
     if rounds is not None:
         settings = msgspec.structs.replace(settings, rounds=rounds)
-    store = RunStore(folder) if folder is not None else None
+    folder = None if folder is None else Path(folder)
+    store = None if folder is None else RunStore(folder)
     try:
-        state = store.resume() if store else None
-        state = state or RunState(0, 0.0, ServerState(get_params(net)), {})
+        if folder is not None and not (folder / run_dir.CONFIG_FILE).exists():
+            run_dir.create_run_dir(folder, _describe_run(method, net, data, fleet, settings))
         # Inline workers share this network; others build their own while this one is traced.
         own = build_context(net, data, method) if isinstance(workers, InlineWorkers) else None
         inputs = make_inputs or partial(_return, (net, data))
         setup = partial(_return, own) if own else partial(build_worker_context, inputs, method)
         with open_pool(workers, setup, run_job) as pool:
-            run = Run(own or build_context(net, data, method), fleet, settings, state)
+            context = own or build_context(net, data, method)
+            initial = context.init_state(get_params(net))
+            state = store.resume(type(initial)) if store else None
+            run = Run(context, fleet, settings, state or RunState(0, 0.0, initial, {}))
             yield from run_rounds(run, SimulatedDevices(pool), store, is_stopped)
     finally:
         if store:
             store.close()
+
+
+def _describe_run(
+    method: Method, net: nn.Module, data: FederatedData, fleet: Fleet, settings: RunSettings
+) -> dict[str, Any]:
+    """Return the config of a run that was started from Python, as reports read it."""
+    config: dict[str, Any] = encode(settings)
+    try:
+        fields = encode(method)
+    except TypeError:  # not a `Value`, nor any other kind of plain data
+        fields = {}
+    return config | {
+        "method": {"type": type(method).__name__} | fields,
+        "fleet": encode(fleet),
+        "network": {"name": type(net).__name__},
+        "data": {"name": data.train.name},
+    }
 
 
 def _return(value: T) -> T:
@@ -94,7 +116,6 @@ class SimulatedDevices:
         self._pool = pool
 
     def select(self, run: Run) -> list[int]:
-        """Select devices by the run's policy."""
         settings = run.settings
         devices: list[int] = select_devices(
             run.fleet,
@@ -107,11 +128,9 @@ class SimulatedDevices:
         return devices
 
     def dispatch(self, run: Run, devices: list[int]) -> None:
-        """Compute when each mini-batch starts and ends."""
         self._timetable, self._tasks = _schedule_round(run, np.array(devices, np.int64))
 
     def collect(self, run: Run) -> RoundResult:
-        """Train the tasks that count and validate their updates."""
         updates, rejections = _train_round(run, self._pool, self._timetable, self._tasks)
         if len(updates) < run.settings.rules.quorum_size(run.settings.per_round):
             updates = []  # rejected updates do not count, so the round is void
@@ -126,10 +145,10 @@ def _schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]
     full_macs = sizes * context.full_macs
     server_state, method = run.state.server_state, context.method
     param_bytes = np.full(len(devices), float(nbytes(server_state.params)))
-    down = nbytes(server_state.broadcast)
+    down = nbytes(context.broadcast(server_state))
     up = method.extra_upload_bytes(context.net) if isinstance(method, HasExtraUpload) else 0
     tasks = RoundTasks(devices, full_macs, param_bytes + down, param_bytes + up)
-    policy = method.make_budget_policy(context.net)
+    policy = context.budget_policy
     if policy.is_per_round and policy is not FULL_NETWORK:  # a subnet may be sent: fewer bytes
         status = compute_start_status(run.fleet, tasks, seed=settings.seed, start=now)
         choice = policy.choose(status)
@@ -167,7 +186,7 @@ def _count_sent_bytes(
     net, sent = run.context.net, param_bytes.copy()
     for index, (device, row) in enumerate(zip(devices.tolist(), rows.tolist(), strict=True)):
         key = TaskKey(run.settings.seed, run.state.next_round, device)
-        subnet = run.context.method.subnet_to_send(net, row, key)
+        subnet = run.context.subnet_to_send(row, key)
         if subnet is not None:
             sent[index] = nbytes(net.take(run.state.server_state.params, subnet))
     return sent
@@ -227,11 +246,13 @@ def _build_task_records(
     records = []
     for index, device in enumerate(timetable.devices.tolist()):
         update, reason = updates_by_device.get(device), rejections.get(device)
+        is_void = update is None and timetable.used_steps[index] > 0
+        outcome = TaskOutcome.VOID if is_void else TaskOutcome(timetable.outcomes[index])
         records.append(
             TaskRecord(
                 round=run.state.next_round,
                 device=device,
-                outcome=_describe_outcome(timetable, index, update, reason),
+                outcome=f"rejected: {reason}" if reason else outcome.name.lower(),
                 samples=update.samples if update else 0,
                 steps=int(timetable.used_steps[index]) if update else 0,
                 macs=float(timetable.spent[index]),
@@ -249,12 +270,3 @@ def _build_task_records(
             )
         )
     return records
-
-
-def _describe_outcome(
-    timetable: Timetable, index: int, update: Update | None, reason: str | None
-) -> str:
-    if reason:
-        return f"rejected: {reason}"
-    is_void = update is None and timetable.used_steps[index] > 0
-    return (TaskOutcome.VOID if is_void else TaskOutcome(timetable.outcomes[index])).name.lower()

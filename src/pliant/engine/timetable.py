@@ -112,11 +112,6 @@ class Timetable:
     available: FloatArray  # MACs that the device could have computed until the round closed
     closed_at: float
 
-    @property
-    def expected_macs(self) -> FloatArray:
-        """Return the planned MACs of the steps that the server gets: DISTREAL's weight c."""
-        return _sum_first(self.planned, self.used_steps)
-
 
 def build_timetable(
     fleet: Fleet,
@@ -245,12 +240,11 @@ class _StepLog(NamedTuple):
 
 def _compute_timing(fleet: Fleet, tasks: RoundTasks, seed: int) -> _RoundTiming:
     costs = fleet.get_costs(tasks.devices, seed=seed)
-    full_macs_left = np.cumsum(tasks.full_macs[:, ::-1], axis=1)[:, ::-1]
     return _RoundTiming(
         fleet.round_seconds,
         np.where(tasks.down_bytes > 0, costs.latency + tasks.down_bytes / costs.down, 0.0),
         np.where(tasks.up_bytes > 0, costs.latency + tasks.up_bytes / costs.up, 0.0),
-        full_macs_left,
+        np.cumsum(tasks.full_macs[:, ::-1], axis=1)[:, ::-1],
     )
 
 
@@ -305,11 +299,8 @@ def _run_steps(
     for step in range(shape[1]):
         is_active = (tasks.full_macs[active, step] > 0) & (now < cutoff[active])
         if not is_active.all():
-            active, now, speeds = (
-                active[is_active],
-                now[is_active],
-                speeds.select(np.flatnonzero(is_active)),
-            )
+            active, now = active[is_active], now[is_active]
+            speeds = speeds.select(np.flatnonzero(is_active))
         if policy.is_per_round and step:
             share = log.planned[active, 0] / tasks.full_macs[active, 0]
             planned = share * tasks.full_macs[active, step]

@@ -14,7 +14,7 @@ from pliant.data.mixtures import MIXTURES, join_clients
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.simulate import simulate
 from pliant.engine.split_loop import simulate_split
-from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, SearchRun
+from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, SearchRun, UserMethod
 from pliant.experiment.user_code import is_user_function, load_function
 from pliant.nn.models import MODELS
 from pliant.split import AnySplit
@@ -24,6 +24,8 @@ from pliant.workers.pool import AnyWorkers
 
 def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
     """Build the network and the data, deterministically."""
+    if isinstance(experiment.method, UserMethod):
+        experiment.method.load()  # fail now if it cannot be loaded
     config = experiment.data
     if config.name in MIXTURES:
         data = _build_mixture(config, experiment.seed)
@@ -62,7 +64,7 @@ def run_experiment(
             is_stopped=is_stopped,
         )
     return simulate(
-        experiment.method,
+        experiment.federated_method,
         net,
         data,
         experiment.fleet,

@@ -11,10 +11,14 @@ from pliant.data import AnyPartition, Iid
 from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.round_loop import RunSettings
-from pliant.engine.round_rules import RoundRules
-from pliant.engine.selection import Selection
-from pliant.experiment.user_code import is_user_function, make_absolute
-from pliant.methods import AnyMethod
+from pliant.engine.round_rules import RoundRules, Selection
+from pliant.experiment.user_code import (
+    hash_code,
+    is_user_function,
+    load_method,
+    make_absolute,
+)
+from pliant.methods import AnyMethod, Method
 from pliant.methods.validation import ValidationPolicy
 from pliant.nn.table_file import load_table
 from pliant.split import AnySplit
@@ -44,10 +48,28 @@ class DataConfig(Value, frozen=True):
     tests: Count | None = None  # likewise
 
 
+class UserMethod(Value, frozen=True, tag="user"):
+    """A federated method of the user's own; TOML says `type = "file.py:Class"`."""
+
+    code: str
+    sha256: str | None = None  # of the file, when the run started
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def load(self) -> Method:
+        """Import the class and make the method."""
+        if self.sha256 != hash_code(self.code):
+            raise ValueError(f"{self.code}: expected the file unchanged since the run started")
+        try:
+            method: Method = load_method(self.code, self.options)
+        except ValueError as error:
+            raise ValueError(f"{self.code}: {error}") from None
+        return method
+
+
 class Experiment(Value, frozen=True):
     """The complete description of a run."""
 
-    method: AnyMethod | AnySplit
+    method: AnyMethod | UserMethod | AnySplit
     fleet: Fleet
     network: NetworkConfig = NetworkConfig()
     data: DataConfig = DataConfig()
@@ -64,26 +86,17 @@ class Experiment(Value, frozen=True):
     search: SearchSettings | None = None  # settings of `pliant search` in the same file
 
     @property
-    def federated_method(self) -> AnyMethod:
+    def federated_method(self) -> Method:
         """Return the method; raise if it is a split method."""
         if isinstance(self.method, AnySplit):
             kind = type(self.method).__name__
             raise ValueError(f"Expected a federated method, got {kind}, which splits the network")
-        return self.method
+        return self.method.load() if isinstance(self.method, UserMethod) else self.method
 
     @property
     def settings(self) -> RunSettings:
-        """Return the settings of the rounds."""
-        return RunSettings(
-            self.rounds,
-            self.per_round,
-            self.seed,
-            self.select,
-            self.rules,
-            self.evaluation,
-            self.checkpoint_every,
-            self.guard,
-        )
+        names = RunSettings.__struct_fields__  # the same in both
+        return RunSettings(**{name: getattr(self, name) for name in names})
 
 
 class SearchRun(Value, frozen=True):
@@ -97,7 +110,6 @@ class SearchRun(Value, frozen=True):
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment from a TOML file and overrides."""
     raw = read_toml(path, overrides)
     try:
         return decode(resolve_paths(raw, path.parent), Experiment)
@@ -131,15 +143,31 @@ def resolve_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
         name = table.get("name") if isinstance(table, dict) else None
         if isinstance(table, dict) and isinstance(name, str) and is_user_function(name):
             resolved[key] = table | {"name": make_absolute(name, folder)}
-    method = raw.get("method")
-    if isinstance(method, dict) and isinstance(method.get("table"), str):
-        resolved["method"] = method | {"table": encode(load_table(folder / method["table"]))}
+    if isinstance(raw.get("method"), dict):
+        resolved["method"] = _resolve_method(raw["method"], folder)
     search = raw.get("search")
     if isinstance(search, dict) and isinstance(search.get("profile"), str):
         resolved["search"] = search | {
             "profile": encode(load_step_time_model(folder / search["profile"]))
         }
     return resolved
+
+
+def _resolve_method(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Load the table of a method, and describe a user's class by its file."""
+    method = dict(raw)
+    if isinstance(method.get("table"), str):
+        method["table"] = encode(load_table(folder / method["table"]))
+    code = method.get("type")
+    if not isinstance(code, str) or not is_user_function(code):
+        return method
+    del method["type"]
+    code = make_absolute(code, folder)
+    try:
+        digest = hash_code(code)
+    except FileNotFoundError:
+        raise ValueError(f"{code}: expected a Python file, found none") from None
+    return {"type": "user", "code": code, "sha256": digest, "options": method}
 
 
 def read_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -173,7 +201,6 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
 
 
 def _resolve_recordings(raw: Any, folder: Path) -> Any:
-    """Make the paths of a fleet's recordings absolute."""
     if isinstance(raw, list):
         return [_resolve_recordings(item, folder) for item in raw]
     if not isinstance(raw, dict):
@@ -191,7 +218,6 @@ def start_run(folder: Path, experiment: Experiment) -> None:
 
 
 def load_run_config(folder: Path) -> Experiment:
-    """Read the experiment of a run."""
     config = run_dir.read_config(folder)
     try:
         return decode(config, Experiment)

@@ -1,4 +1,4 @@
-"""Sweeps: run every combination of a file's [matrix] and summarise the results.
+"""Sweeps: run every combination of a file's [matrix].
 
 The runs share everything that the matrix does not vary, including data, traces and their order.
 """
@@ -6,17 +6,15 @@ The runs share everything that the matrix does not vary, including data, traces 
 import gc
 import itertools
 import re
-import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from pliant.c3 import c3_score
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.run_store import read_records
 from pliant.experiment.build import build_experiment, run_experiment
@@ -41,7 +39,6 @@ class SweepRun:
 
     @property
     def name(self) -> str:
-        """Return the name of the run's folder."""
         parts = [f"{_slugify(key)}={_slugify(value)}" for key, value in self.axis_values]
         return ",".join(parts) or "run"
 
@@ -157,106 +154,3 @@ def is_finished(folder: Path) -> bool:
         return False
     last = next(iter(deque(read_records(folder), maxlen=1)), None)
     return isinstance(last, RoundRecord) and last.digest is not None
-
-
-@dataclass(frozen=True)
-class SummaryRow:
-    """One row of the summary: runs that differ only in their seed."""
-
-    group: tuple[tuple[str, str], ...]
-    seeds: int
-    accuracy: tuple[float, float]  # mean and standard deviation
-    trained_accuracy: float | None  # mean, without filters that no device trained; None: all are
-    rounds_to_target: float | None  # None: not every seed reached the target
-    seconds_to_target: float | None
-    seconds: float
-    gigamacs: float  # per run
-    megabytes: float  # per run, up and down
-    utilisation: float
-    lost_share: float  # share of tasks that were not merged
-    best_accuracy: float  # mean over runs
-    local_accuracy: float | None  # mean after local training, if devices have their own tests
-    forward_gigamacs: float | None  # of forward passes on the clients of a split method
-    total_gigamacs: float | None  # with the server's
-    paper_megabytes: float | None  # four bytes per nonzero number
-    c3: float = 0.0  # with the largest costs in the table as budgets
-
-
-def summarise(sweep_runs: Sequence[SweepRun], folder: Path, target: float) -> list[SummaryRow]:
-    """Return one row for each group of a finished sweep."""
-    groups: dict[tuple[tuple[str, str], ...], list[list[RoundRecord]]] = {}
-    for run in sweep_runs:
-        records = read_records(folder / run.name)
-        rounds = [record for record in records if isinstance(record, RoundRecord)]
-        groups.setdefault(run.group, []).append(rounds)
-    rows = [_summarise_group(group, runs, target) for group, runs in groups.items()]
-    max_traffic = max((row.megabytes for row in rows), default=0.0)
-    max_macs = max((row.gigamacs for row in rows), default=0.0)
-    return [
-        replace(
-            row,
-            c3=c3_score(
-                row.accuracy[0],
-                row.megabytes,
-                row.gigamacs,
-                max_traffic=max_traffic,
-                max_macs=max_macs,
-            ),
-        )
-        for row in rows
-    ]
-
-
-def _summarise_group(
-    group: tuple[tuple[str, str], ...], runs: list[list[RoundRecord]], target: float
-) -> SummaryRow:
-    final = [run[-1].accuracy or 0.0 for run in runs]
-    hits = [hit for run in runs if (hit := _find_target_round(run, target)) is not None]
-    all_reached = len(hits) == len(runs)
-    records = [record for run in runs for record in run]
-    tasks = sum(record.tasks for record in records)
-    return SummaryRow(
-        group,
-        len(runs),
-        (statistics.fmean(final), statistics.stdev(final) if len(final) > 1 else 0.0),
-        _average_trained_accuracy([run[-1] for run in runs]),
-        statistics.fmean(hit.round + 1 for hit in hits) if all_reached else None,
-        statistics.fmean(hit.seconds for hit in hits) if all_reached else None,
-        statistics.fmean(run[-1].seconds for run in runs),
-        sum(record.macs for record in records) / len(runs) / 1e9,
-        sum(record.up + record.down for record in records) / len(runs) / 1e6,
-        sum(record.useful for record in records) / sum(record.available for record in records),
-        1 - sum(record.merged for record in records) / max(1, tasks),
-        statistics.fmean(max(record.accuracy or 0.0 for record in run) for run in runs),
-        _average_local_accuracy([run[-1] for run in runs]),
-        *_average_exchange(runs),
-    )
-
-
-def _average_local_accuracy(last_rounds: list[RoundRecord]) -> float | None:
-    personal = [record.personal for record in last_rounds if record.personal is not None]
-    scores = [p.local_accuracy for p in personal if p.local_accuracy is not None]
-    return statistics.fmean(scores) if scores else None
-
-
-def _average_exchange(
-    runs: list[list[RoundRecord]],
-) -> tuple[float | None, float | None, float | None]:
-    parts = [record.exchange for run in runs for record in run if record.exchange is not None]
-    if not parts:
-        return None, None, None
-    forward = sum(part.forward for part in parts) / len(runs)
-    server = sum(part.server for part in parts) / len(runs)
-    nonzero = sum(part.nonzero for part in parts) / len(runs)
-    return forward / 1e9, (forward + server) / 1e9, nonzero / 1e6
-
-
-def _average_trained_accuracy(last_rounds: list[RoundRecord]) -> float | None:
-    if all(record.trained_score is None for record in last_rounds):
-        return None
-    scores = [record.trained_score or record.score for record in last_rounds]
-    return statistics.fmean(score.accuracy for score in scores if score is not None)
-
-
-def _find_target_round(rounds: list[RoundRecord], target: float) -> RoundRecord | None:
-    return next((record for record in rounds if (record.accuracy or 0.0) >= target), None)

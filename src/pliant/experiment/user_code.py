@@ -1,11 +1,15 @@
-"""Load user functions named as `file.py:function` or `package.module:function`."""
+"""Load user code named as `file.py:name` or `package.module:name`."""
 
+import copyreg
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+from pliant.value import decode, encode
 
 
 def is_user_function(name: str) -> bool:
@@ -31,6 +35,21 @@ def load_function(name: str) -> Callable[..., Any]:
     if not callable(function):
         raise ValueError(f"{source}: expected a function {attribute!r}, found none")
     return function
+
+
+def load_method(code: str, options: dict[str, Any]) -> Any:
+    """Make a method from a user's class and its fields; worker processes load it the same way."""
+    method_class: Any = load_function(code)
+    if not isinstance(method_class, type) or not hasattr(method_class, "local"):
+        raise ValueError(f"{code}: expected a method class with a field `local`, got another")
+    copyreg.pickle(method_class, lambda method: (load_method, (code, encode(method))))
+    return decode(options, method_class)
+
+
+def hash_code(code: str) -> str | None:
+    """Return the SHA-256 of a user's file; None for an installed module."""
+    source = code.rpartition(":")[0]
+    return sha256(Path(source).read_bytes()).hexdigest() if source.endswith(".py") else None
 
 
 def _import_installed(name: str) -> Any:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from pliant.methods.base import ServerState, Update
+from pliant.methods.base import Update
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
@@ -38,7 +39,13 @@ def add_weighted(total: Params, terms: Params, weight: float) -> None:
 
 
 def apply_delta(params: Params, delta: Params, *, lr: float = 1.0) -> Params:
-    """Add a delta to the parameters; integers are rounded."""
+    """Add a delta to the parameters; integers are rounded.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> pl.apply_delta({"w": torch.ones(2)}, {"w": torch.tensor([0.5, -1.0])})["w"].tolist()
+    [1.5, 0.0]
+    """
     return {name: _add_scaled(tensor, delta[name], lr) for name, tensor in params.items()}
 
 
@@ -54,7 +61,12 @@ Weighting = Literal["samples", "macs", "equal"]
 
 
 def weight_by(weighting: Weighting) -> WeightFn:
-    """Return the function that weights a device's update."""
+    """Return the function that weights a device's update.
+
+    >>> import pliant as pl
+    >>> pl.weight_by("samples")(pl.Update(7, {}, samples=32, steps=2, macs=1e6, loss=0.3))
+    32
+    """
     return {
         "samples": lambda update: update.samples,
         "macs": lambda update: update.macs,
@@ -73,6 +85,15 @@ def average_deltas(
 
     Without `cover`, coordinates that a device did not train count as unchanged. With it, each
     coordinate is averaged over the devices that trained it; untrained ones stay as they are.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> net = pl.elastic(torch.nn.Linear(1, 1, bias=False), torch.zeros(1, 1))
+    >>> def make_update(device, samples, value):
+    ...     return pl.Update(device, {"weight": torch.full((1, 1), value)}, samples, 1, 1.0, 0.0)
+    >>> updates = [make_update(0, 1, 0.0), make_update(1, 3, 4.0)]
+    >>> pl.average_deltas(net, pl.get_params(net.module), updates, pl.weight_by("samples"))
+    {'weight': tensor([[3.]], dtype=torch.float64)}
     """
     ordered = sorted(updates, key=lambda update: update.device)
     scaled = scale_weights([weight(update) for update in ordered])
@@ -133,12 +154,17 @@ def cover_trained(net: Elastic, params: Params, update: Update) -> Params:
     return {name: (share > 0) * 1.0 for name, share in shares.items()}
 
 
-TRAINED_FILTERS = "filters"
+@dataclass(frozen=True)
+class CoverageState:
+    """The network, and one mask per site of the filters that any device has trained so far."""
+
+    params: Params
+    trained_filters: Params = field(default_factory=dict)
 
 
-def collect_trained_filters(state: ServerState, updates: Sequence[Update]) -> Params:
-    """Return one mask per site of the filters that any device has trained so far."""
-    trained = dict(state.extra.get(TRAINED_FILTERS, {}))
+def collect_trained_filters(state: CoverageState, updates: Sequence[Update]) -> Params:
+    """Return the masks of trained filters after a round's updates."""
+    trained = dict(state.trained_filters)
     for update in updates:
         for subnet, _ in update.subnet_steps:
             for site, site_mask in enumerate(subnet.masks):
@@ -147,9 +173,9 @@ def collect_trained_filters(state: ServerState, updates: Sequence[Update]) -> Pa
     return trained
 
 
-def build_trained_subnet(net: Elastic, state: ServerState) -> Subnet | None:
+def build_trained_subnet(net: Elastic, state: CoverageState) -> Subnet | None:
     """Return the subnet of all filters trained so far, or None if every filter was."""
-    trained = state.extra.get(TRAINED_FILTERS, {})
+    trained = state.trained_filters
     masks = tuple(trained[str(site)].numpy() for site in range(len(net.sites)) if trained)
     if not masks or all(mask.all() for mask in masks):
         return None

@@ -1,9 +1,9 @@
 """The building blocks of federated methods: tasks, steps, updates and local training."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -60,7 +60,13 @@ class LocalTraining(Value, frozen=True):
 
 @dataclass(frozen=True)
 class TaskKey:
-    """One device's task in one round of a seeded run; the address of its random numbers."""
+    """One device's task in one round of a seeded run; the address of its random numbers.
+
+    >>> import pliant as pl
+    >>> key = pl.TaskKey(seed=0, round=3, device=7)
+    >>> [int(key.rng_stream("order").integers(100)) for _ in range(2)]
+    [97, 97]
+    """
 
     seed: int
     round: int
@@ -73,7 +79,12 @@ class TaskKey:
 
 @dataclass(frozen=True)
 class Task:
-    """A device's work for one round: what it is sent and what it already has."""
+    """A device's work for one round: what it is sent and what it already has.
+
+    >>> import pliant as pl
+    >>> pl.Task(pl.TaskKey(0, 0, 7), params={}, lr=0.1).device_state
+    {}
+    """
 
     key: TaskKey
     params: Params  # of the full network, or packed
@@ -87,7 +98,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Step:
-    """One mini-batch and the subnet that trains on it."""
+    """One mini-batch and the subnet that trains on it.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> net = pl.elastic(pl.models.digits_cnn(), torch.zeros(1, 1, 28, 28))
+    >>> pl.Step(torch.zeros(8, 1, 28, 28), torch.zeros(8).long(), net.full, macs=1e6).macs
+    1000000.0
+    """
 
     x: Tensor
     y: Tensor
@@ -100,7 +118,12 @@ SubnetSteps = tuple[tuple[Subnet, int], ...]  # subnets and their numbers of ste
 
 @dataclass(frozen=True)
 class Update:
-    """The result of a task: what the device sends back and what it keeps."""
+    """The result of a task: what the device sends back and what it keeps.
+
+    >>> import pliant as pl
+    >>> pl.Update(device=7, delta={}, samples=32, steps=2, macs=1e6, loss=0.3).extra
+    {}
+    """
 
     device: int
     delta: Params  # trained params minus those it was sent
@@ -115,50 +138,91 @@ class Update:
     subnet_steps: SubnetSteps = ()
 
 
-BROADCAST = "sent"
-
-
 @dataclass(frozen=True)
 class ServerState:
-    """The network's parameters and the method's own state on the server."""
+    """What the server keeps between rounds: the network's parameters.
+
+    A method that keeps more returns a frozen dataclass of its own from `init_state`: a field
+    `params` and any others that hold a tensor, `Params`, or a dictionary of `Params`.
+
+    >>> import pliant as pl
+    >>> list(pl.ServerState(pl.get_params(pl.models.digits_cnn())).params)[0]
+    'features.0.weight'
+    """
 
     params: Params
-    extra: Mapping[str, Params] = field(default_factory=dict)
-
-    @property
-    def broadcast(self) -> Params:
-        """Return the part of `extra` that is sent to devices along with the network."""
-        return self.extra.get(BROADCAST, {})
 
 
 class Method(Protocol):
-    """A federated method: its device half and its server half, as one value."""
+    """A federated method: its device half and its server half, as one value.
+
+    Only `local` is required. What a method leaves out is what FedAvg does: the optional verbs
+    below, each a protocol of its own, say what they replace.
+    """
 
     @property
     def local(self) -> LocalTraining: ...
 
+
+@runtime_checkable
+class HasBudgetPolicy(Protocol):
+    """By default every mini-batch costs as much as the full network."""
+
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         """Return the policy by which devices choose a row, and so the cost, of each mini-batch."""
+
+
+@runtime_checkable
+class SelectsSubnets(Protocol):
+    """By default every step trains the full network."""
 
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
         """Return the subnet that a step at this row trains."""
 
+
+@runtime_checkable
+class SendsSubnets(Protocol):
+    """By default devices are sent the full network."""
+
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         """Return the subnet that a device is sent, or None for the full network."""
+
+
+@runtime_checkable
+class Trains(Protocol):
+    """By default devices train with `train_locally`."""
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         """Train on a device."""
 
-    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
-        """Merge updates into the network; their order must not matter."""
+
+@runtime_checkable
+class Merges(Protocol):
+    """By default the server adds the mean delta, weighted by samples."""
+
+    def merge(self, net: Elastic, state: Any, updates: Sequence[Update]) -> Any:
+        """Return the server's next state; the order of updates must not matter."""
 
 
-# Optional parts of a method; engines check for them with `isinstance`.
+@runtime_checkable
+class HasServerState(Protocol):
+    """By default the server's state is a `ServerState`."""
+
+    def init_state(self, params: Params) -> Any:
+        """Return the state before the first round."""
+
+
+@runtime_checkable
+class Broadcasts(Protocol):
+    """By default devices are sent nothing but the network."""
+
+    def broadcast(self, state: Any) -> Params:
+        """Return what devices are sent along with the network."""
 
 
 @runtime_checkable
 class HasExtraUpload(Protocol):
-    """A method whose devices upload more than their delta."""
+    """By default devices upload their delta only."""
 
     def extra_upload_bytes(self, net: Elastic) -> int:
         """Return how many bytes a device uploads on top of its delta."""
@@ -166,7 +230,7 @@ class HasExtraUpload(Protocol):
 
 @runtime_checkable
 class HasStepCost(Protocol):
-    """A method whose step costs more than one pass of its subnet."""
+    """By default a step costs one pass of its subnet, forward and backward."""
 
     def macs(self, net: Elastic, row: int, key: TaskKey, step: int) -> float:
         """Return the MACs per sample of a step, forward and backward."""
@@ -174,7 +238,7 @@ class HasStepCost(Protocol):
 
 @runtime_checkable
 class SelectsFilters(Protocol):
-    """A method whose devices select the filters they train."""
+    """By default the server knows which filters a device trains."""
 
     def select_filters(self, net: Elastic, subnet: Subnet, extra: Params, key: TaskKey) -> Subnet:
         """Return a subnet of the same size, selected by the `extra` that the device was sent."""
@@ -182,9 +246,9 @@ class SelectsFilters(Protocol):
 
 @runtime_checkable
 class TracksCoverage(Protocol):
-    """A method that may never train some of the filters."""
+    """By default every filter is trained sooner or later."""
 
-    def find_trained_subnet(self, net: Elastic, state: ServerState) -> Subnet | None:
+    def find_trained_subnet(self, net: Elastic, state: Any) -> Subnet | None:
         """Return the subnet of all filters trained so far, or None if every filter was."""
 
 
@@ -200,7 +264,16 @@ def train_locally(
     *,
     step_fn: StepFn | None = None,
 ) -> Update:
-    """Train on a device's mini-batches and return the update."""
+    """Train on a device's mini-batches and return the update.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> net = pl.elastic(pl.models.digits_cnn(), torch.zeros(1, 1, 28, 28))
+    >>> task = pl.Task(pl.TaskKey(0, 0, 7), pl.get_params(net.module), lr=0.1)
+    >>> step = pl.Step(torch.rand(8, 1, 28, 28), torch.zeros(8).long(), net.full, macs=1e6)
+    >>> pl.train_locally(net, task, [step], pl.Sgd(lr=0.1)).steps
+    1
+    """
     packed = task.subnet
     params = task.params if packed is None else unpack_params(net, task.params, packed)
     trainer = SubnetTrainer(net, params, optimiser)
@@ -234,7 +307,12 @@ def make_step(
     make_loss: Callable[[Tensor], LossFn] | None = None,
     make_correction: CorrectionFactory | None = None,
 ) -> StepFn:
-    """Make the plain step: compute the loss, correct its gradient, update once."""
+    """Make the plain step: compute the loss, correct its gradient, update once.
+
+    >>> import pliant as pl
+    >>> callable(pl.make_step(pl.Task(pl.TaskKey(0, 0, 7), params={}, lr=0.1)))
+    True
+    """
     make_loss = make_loss or make_cross_entropy
     corrections: list[Correction] = []  # at most one, made for the trainer of the first step
 

@@ -5,24 +5,20 @@ NeurIPS 2021) while resources are constant, and as DISTREAL (Rapp et al., AAAI 2
 change.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from pliant.devices import BudgetPolicy
 from pliant.devices.budget import Budget
 from pliant.methods.aggregation import (
-    TRAINED_FILTERS,
+    CoverageState,
     build_trained_subnet,
     collect_trained_filters,
 )
 from pliant.methods.base import (
     LocalTraining,
-    ServerState,
-    Step,
-    Task,
     TaskKey,
     Update,
-    train_locally,
 )
 from pliant.methods.table_methods import (
     Merging,
@@ -34,6 +30,7 @@ from pliant.methods.table_methods import (
 from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable, resolve_table
 from pliant.nn.subnet import Subnet
+from pliant.params import Params
 from pliant.value import Value
 
 
@@ -59,18 +56,15 @@ class Coherent(Value, frozen=True, tag="coherent"):
         rates = self._make_table(net).rates[row]
         return select_ordered_subnet(net, rates, key, self.filters, scaled=self.scaled)
 
-    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
-        return None
+    def init_state(self, params: Params) -> CoverageState:
+        return CoverageState(params)
 
-    def find_trained_subnet(self, net: Elastic, state: ServerState) -> Subnet | None:
+    def find_trained_subnet(self, net: Elastic, state: CoverageState) -> Subnet | None:
         return build_trained_subnet(net, state)
 
-    def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        return train_locally(net, task, steps, self.local.optimiser)
-
-    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+    def merge(self, net: Elastic, state: CoverageState, updates: Sequence[Update]) -> CoverageState:
         params = merge_updates(net, state.params, updates, self.merging)
-        return ServerState(params, {TRAINED_FILTERS: collect_trained_filters(state, updates)})
+        return CoverageState(params, collect_trained_filters(state, updates))
 
     def _make_table(self, net: Elastic) -> ParetoTable:
         return recompute_costs(net, resolve_table(self.table, net), self.filters)

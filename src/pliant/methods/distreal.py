@@ -3,7 +3,7 @@
 Rapp et al., "DISTREAL: Distributed resource-aware learning in heterogeneous systems", AAAI 2022.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from pliant.devices import BudgetPolicy
@@ -11,11 +11,8 @@ from pliant.devices.budget import Budget
 from pliant.methods.base import (
     LocalTraining,
     ServerState,
-    Step,
-    Task,
     TaskKey,
     Update,
-    train_locally,
 )
 from pliant.methods.table_methods import (
     Merging,
@@ -66,9 +63,6 @@ class Distreal(Value, frozen=True, tag="distreal"):
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         is_fixed = self.filters == "round" and not self.adapts
         return self.select_subnet(net, row, key, 0) if is_fixed else None
-
-    def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        return train_locally(net, task, steps, self.local.optimiser)
 
     def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
         return ServerState(merge_updates(net, state.params, updates, self.merging))

@@ -5,7 +5,7 @@ Xu et al., "ELFISH: Resource-aware federated learning on heterogeneous edge devi
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,9 +13,7 @@ import torch
 from pliant.devices import BudgetPolicy, CostRows, PerRound
 from pliant.methods.aggregation import apply_delta, average_deltas
 from pliant.methods.base import (
-    BROADCAST,
     LocalTraining,
-    ServerState,
     Step,
     Task,
     TaskKey,
@@ -34,6 +32,14 @@ from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
 from pliant.value import Fraction, Positive, Value
+
+
+@dataclass(frozen=True)
+class ElfishState:
+    """The network, and how far each filter of each site moved in the last round."""
+
+    params: Params
+    contributions: Params = field(default_factory=dict)
 
 
 class Elfish(Value, frozen=True, tag="elfish"):
@@ -59,9 +65,6 @@ class Elfish(Value, frozen=True, tag="elfish"):
         """Return a subnet of the right size; the device selects the filters itself."""
         return select_prefix(net, self._make_table(net).rates[row], make_natural_order(net))
 
-    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
-        return None
-
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         subnets: dict[tuple[int, ...], Subnet] = {}
 
@@ -73,12 +76,17 @@ class Elfish(Value, frozen=True, tag="elfish"):
 
         return train_locally(net, task, map(replace_subnet, steps), self.local.optimiser)
 
-    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+    def merge(self, net: Elastic, state: ElfishState, updates: Sequence[Update]) -> ElfishState:
         if not updates:
             return state
         delta = average_deltas(net, state.params, updates, _weight_by_trained_share)
-        contributions = _measure_contributions(net, delta)
-        return ServerState(apply_delta(state.params, delta), {BROADCAST: contributions})
+        return ElfishState(apply_delta(state.params, delta), _measure_contributions(net, delta))
+
+    def init_state(self, params: Params) -> ElfishState:
+        return ElfishState(params)
+
+    def broadcast(self, state: ElfishState) -> Params:
+        return state.contributions
 
     def select_filters(self, net: Elastic, subnet: Subnet, extra: Params, key: TaskKey) -> Subnet:
         """Select the filters that changed most, then the next ones in rotation."""

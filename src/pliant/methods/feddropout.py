@@ -4,7 +4,7 @@ Caldas et al., "Expanding the reach of federated learning by reducing client res
 2018; with a rate per device by its resources, as in Rapp et al., DISTREAL, AAAI 2022.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
@@ -12,11 +12,8 @@ from pliant.methods.aggregation import Weighting, apply_delta, average_deltas, c
 from pliant.methods.base import (
     LocalTraining,
     ServerState,
-    Step,
-    Task,
     TaskKey,
     Update,
-    train_locally,
 )
 from pliant.methods.filter_orders import (
     Width,
@@ -60,9 +57,6 @@ class FedDropout(Value, frozen=True, tag="feddropout"):
 
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return self.select_subnet(net, row, key, 0)
-
-    def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        return train_locally(net, task, steps, self.local.optimiser)
 
     def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
         cover = cover_sent if self.merging == "counts" else None

@@ -4,22 +4,16 @@ Wang et al., "Tackling the objective inconsistency problem in heterogeneous fede
 NeurIPS 2020; the rule without momentum.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
-from pliant.devices import FULL_NETWORK, BudgetPolicy
 from pliant.methods.aggregation import apply_scaled_delta, average_deltas
 from pliant.methods.base import (
     LocalTraining,
     ServerState,
-    Step,
-    Task,
-    TaskKey,
     Update,
-    train_locally,
 )
 from pliant.nn.elastic import Elastic
-from pliant.nn.subnet import Subnet
 from pliant.value import Value
 
 
@@ -34,18 +28,6 @@ class FedNova(Value, frozen=True, tag="fednova"):
     """
 
     local: LocalTraining = LocalTraining()
-
-    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
-        return FULL_NETWORK
-
-    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
-        return net.full
-
-    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
-        return None
-
-    def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        return train_locally(net, task, steps, self.local.optimiser)
 
     def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
         if not updates:

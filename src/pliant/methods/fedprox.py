@@ -8,21 +8,18 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from pliant.devices import FULL_NETWORK, BudgetPolicy
 from pliant.methods.aggregation import Weighting, apply_delta, weight_by
 from pliant.methods.base import (
     LocalTraining,
     ServerState,
     Step,
     Task,
-    TaskKey,
     Update,
     make_step,
     train_locally,
 )
 from pliant.methods.robust import AnyMerge, Mean, merge_by_rule
 from pliant.nn.elastic import Elastic
-from pliant.nn.subnet import Subnet
 from pliant.nn.trainer import Correction, SubnetTrainer
 from pliant.value import NonNegative, Value
 
@@ -43,15 +40,6 @@ class FedProx(Value, frozen=True, tag="fedprox"):
     local: LocalTraining = LocalTraining()
     weighting: Weighting = "samples"
     merging: AnyMerge = Mean()
-
-    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
-        return FULL_NETWORK
-
-    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
-        return net.full
-
-    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
-        return None
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         def make_proximal_term(trainer: SubnetTrainer) -> Correction:

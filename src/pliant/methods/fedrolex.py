@@ -4,18 +4,15 @@ Alam et al., "FedRolex: Model-heterogeneous federated learning with rolling sub-
 NeurIPS 2022.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
 from pliant.methods.aggregation import Weighting, apply_delta, average_deltas, cover_sent, weight_by
 from pliant.methods.base import (
     LocalTraining,
     ServerState,
-    Step,
-    Task,
     TaskKey,
     Update,
-    train_locally,
 )
 from pliant.methods.filter_orders import (
     Width,
@@ -54,9 +51,6 @@ class FedRolex(Value, frozen=True, tag="fedrolex"):
 
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return self.select_subnet(net, row, key, 0)
-
-    def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        return train_locally(net, task, steps, self.local.optimiser)
 
     def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
         delta = average_deltas(net, state.params, updates, weight_by(self.weighting), cover_sent)

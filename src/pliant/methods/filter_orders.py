@@ -1,17 +1,17 @@
 """Subnets that last longer than a mini-batch: their costs, and the orders of filters they follow.
 
-Such a subnet has the first filters of an order, rounded up. Everything is cached, so that a device
-keeps using the same `Subnet` object while its row stays the same, and switching costs nothing.
+Such a subnet has the first filters of an order, rounded up. Everything is cached on the
+network, so that a device keeps using the same `Subnet` object while its row stays the same, and
+switching costs nothing.
 """
 
-from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
 
 from pliant.methods.base import TaskKey
-from pliant.nn.elastic import Elastic
+from pliant.nn.elastic import Elastic, cache_on_net
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import FilterOrders, Subnet
 from pliant.rng import rng_stream
@@ -21,7 +21,7 @@ SiteRates = tuple[float, ...]
 FINE_ROWS = 128  # rows of a table that approximates a continuous choice
 
 
-@lru_cache(maxsize=16)
+@cache_on_net
 def make_count_table(net: Elastic, rates: tuple[SiteRates, ...]) -> ParetoTable:
     """Make a table with the costs of whole filters, rounded up, at these rates."""
     full = net.macs(net.full, training=True)
@@ -34,7 +34,7 @@ def make_count_table(net: Elastic, rates: tuple[SiteRates, ...]) -> ParetoTable:
     )
 
 
-@lru_cache(maxsize=16)
+@cache_on_net
 def make_width_table(net: Elastic, widths: tuple[float, ...]) -> ParetoTable:
     """Make a table of widths, each the same share of every site's filters."""
     return make_count_table(net, tuple((1.0 - width,) * len(net.sites) for width in sorted(widths)))
@@ -45,7 +45,7 @@ def make_fine_widths(min_width: float) -> tuple[float, ...]:
     return tuple(np.linspace(min_width, 1.0, FINE_ROWS).tolist())
 
 
-@lru_cache(maxsize=256)
+@cache_on_net
 def select_prefix(
     net: Elastic, rates: SiteRates, order: "CachedOrders", scaled: bool = False
 ) -> Subnet:
@@ -62,25 +62,25 @@ class CachedOrders:
         self.orders = orders
 
 
-@lru_cache(maxsize=4)
+@cache_on_net
 def make_natural_order(net: Elastic) -> CachedOrders:
     """Return the natural order of the filters."""
     return CachedOrders(net.make_rolling_orders(0))
 
 
-@lru_cache(maxsize=256)
+@cache_on_net
 def make_rolling_order(net: Elastic, shift: int) -> CachedOrders:
     """Return the natural order rotated by `shift` filters."""
     return CachedOrders(net.make_rolling_orders(shift))
 
 
-@lru_cache(maxsize=256)
+@cache_on_net
 def make_device_order(net: Elastic, key: TaskKey) -> CachedOrders:
     """Return a random order for one device in one round."""
     return CachedOrders(net.sample_orders(key.rng_stream("order")))
 
 
-@lru_cache(maxsize=4)
+@cache_on_net
 def make_round_order(net: Elastic, seed: int, round: int) -> CachedOrders:
     """Return a random order for one round, the same for all devices."""
     return CachedOrders(net.sample_orders(rng_stream(seed, "order", round)))

@@ -13,7 +13,7 @@ from torch import Tensor
 from pliant.devices import BudgetPolicy, CostRows, PerBatch, PerRound
 from pliant.devices.budget import Budget
 from pliant.methods.aggregation import (
-    TRAINED_FILTERS,
+    CoverageState,
     Weighting,
     apply_delta,
     average_deltas,
@@ -25,7 +25,6 @@ from pliant.methods.aggregation import (
 )
 from pliant.methods.base import (
     LocalTraining,
-    ServerState,
     Step,
     Task,
     TaskKey,
@@ -42,6 +41,7 @@ from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.nn.trainer import SubnetTrainer
+from pliant.params import Params
 from pliant.value import Positive, Value
 
 
@@ -93,7 +93,10 @@ class Fjord(Value, frozen=True, tag="fjord"):
             subnets.append(self._select_prefix(net, row))
         return sum(net.macs(subnet, training=True) for subnet in subnets)
 
-    def find_trained_subnet(self, net: Elastic, state: ServerState) -> Subnet | None:
+    def init_state(self, params: Params) -> CoverageState:
+        return CoverageState(params)
+
+    def find_trained_subnet(self, net: Elastic, state: CoverageState) -> Subnet | None:
         return build_trained_subnet(net, state)
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
@@ -120,12 +123,11 @@ class Fjord(Value, frozen=True, tag="fjord"):
         step_fn = distil if self.distilled else None
         return train_locally(net, task, steps, self.local.optimiser, step_fn=step_fn)
 
-    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+    def merge(self, net: Elastic, state: CoverageState, updates: Sequence[Update]) -> CoverageState:
         cover = cover_trained if self.dynamic else cover_sent
         delta = average_deltas(net, state.params, updates, weight_by(self.weighting), cover)
-        return ServerState(
-            apply_delta(state.params, delta),
-            {TRAINED_FILTERS: collect_trained_filters(state, updates)},
+        return CoverageState(
+            apply_delta(state.params, delta), collect_trained_filters(state, updates)
         )
 
     def _select_prefix(self, net: Elastic, row: int) -> Subnet:

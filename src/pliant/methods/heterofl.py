@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
 from pliant.methods.aggregation import (
-    TRAINED_FILTERS,
+    CoverageState,
     Weighting,
     apply_delta,
     average_deltas,
@@ -26,7 +26,6 @@ from pliant.methods.aggregation import (
 )
 from pliant.methods.base import (
     LocalTraining,
-    ServerState,
     Step,
     Task,
     TaskKey,
@@ -79,7 +78,10 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return self.select_subnet(net, row, key, 0)
 
-    def find_trained_subnet(self, net: Elastic, state: ServerState) -> Subnet | None:
+    def init_state(self, params: Params) -> CoverageState:
+        return CoverageState(params)
+
+    def find_trained_subnet(self, net: Elastic, state: CoverageState) -> Subnet | None:
         return build_trained_subnet(net, state)
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
@@ -96,13 +98,12 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
         update = train_locally(net, task, steps, self.local.optimiser, step_fn=step_fn)
         return replace(update, extra={"owned": owned})
 
-    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+    def merge(self, net: Elastic, state: CoverageState, updates: Sequence[Update]) -> CoverageState:
         delta = average_deltas(
             net, state.params, updates, weight_by(self.weighting), _cover_owned_classes
         )
-        return ServerState(
-            apply_delta(state.params, delta),
-            {TRAINED_FILTERS: collect_trained_filters(state, updates)},
+        return CoverageState(
+            apply_delta(state.params, delta), collect_trained_filters(state, updates)
         )
 
     def _make_table(self, net: Elastic) -> ParetoTable:

@@ -5,30 +5,35 @@ variates by option II.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from pliant.devices import FULL_NETWORK, BudgetPolicy
 from pliant.methods.aggregation import Weighting, apply_scaled_delta, average_deltas, weight_by
 from pliant.methods.base import (
-    BROADCAST,
     LocalTraining,
-    ServerState,
     Step,
     Task,
-    TaskKey,
     Update,
     make_step,
     train_locally,
 )
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimisers import Sgd
-from pliant.nn.subnet import Subnet
 from pliant.nn.trainer import Correction, SubnetTrainer
 from pliant.params import Params
 from pliant.value import Count, Positive, Value
+
+
+@dataclass(frozen=True)
+class ScaffoldState:
+    """The network and the server's control variate, with what it is computed from."""
+
+    params: Params
+    control: Params = field(default_factory=dict)
+    total: Params = field(default_factory=dict)  # of the devices' variates, in float64
+    devices: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # seen
 
 
 class Scaffold(Value, frozen=True, tag="scaffold"):
@@ -53,15 +58,6 @@ class Scaffold(Value, frozen=True, tag="scaffold"):
         if not isinstance(optimiser, Sgd) or optimiser.momentum:
             raise ValueError("Expected SGD without momentum, as variates average its gradients")
 
-    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
-        return FULL_NETWORK
-
-    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
-        return net.full
-
-    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
-        return None
-
     def extra_upload_bytes(self, net: Elastic) -> int:
         named = net.module.named_parameters()
         return sum(p.numel() * p.element_size() for name, p in named if name in net.trainable_names)
@@ -85,20 +81,25 @@ class Scaffold(Value, frozen=True, tag="scaffold"):
         extra = {name: new[name] - local[name] for name in local}
         return replace(update, extra=extra, device_state=new)
 
-    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+    def init_state(self, params: Params) -> ScaffoldState:
+        return ScaffoldState(params)
+
+    def broadcast(self, state: ScaffoldState) -> Params:
+        return state.control
+
+    def merge(self, net: Elastic, state: ScaffoldState, updates: Sequence[Update]) -> ScaffoldState:
         if not updates:
             return state
         delta = average_deltas(net, state.params, updates, weight_by(self.weighting))
         params = apply_scaled_delta(net, state.params, delta, self.lr)
-        seen = state.extra.get("seen", {}).get("devices", torch.zeros(0, dtype=torch.int64))
-        seen = torch.tensor(sorted({*seen.tolist(), *(update.device for update in updates)}))
-        total = dict(state.extra.get("total", {}))
+        devices = {*state.devices.tolist(), *(update.device for update in updates)}
+        total = dict(state.total)
         for update in sorted(updates, key=lambda update: update.device):
             for name, shift in update.extra.items():
                 total[name] = total.get(name, torch.zeros_like(shift, dtype=torch.float64)) + shift
-        count = self.devices or len(seen)
-        common = {name: (sums / count).to(params[name].dtype) for name, sums in total.items()}
-        return ServerState(params, {BROADCAST: common, "total": total, "seen": {"devices": seen}})
+        count = self.devices or len(devices)
+        control = {name: (sums / count).to(params[name].dtype) for name, sums in total.items()}
+        return ScaffoldState(params, control, total, torch.tensor(sorted(devices)))
 
 
 def _fill_variates(net: Elastic, task: Task, stored: Params) -> Params:

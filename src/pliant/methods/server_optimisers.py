@@ -5,16 +5,24 @@ classification", 2019 (momentum: FedAvgM). Reddi et al., "Adaptive federated opt
 2021 (FedAdam).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field
 
 import torch
 
 from pliant.methods.aggregation import apply_scaled_delta
-from pliant.methods.base import ServerState
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimisers import MomentumFactor
 from pliant.params import Params
 from pliant.value import Positive, Value
+
+
+@dataclass(frozen=True)
+class OptimiserState:
+    """The network, and a server optimiser's moments."""
+
+    params: Params
+    momentum: Params = field(default_factory=dict)
+    square: Params = field(default_factory=dict)
 
 
 class ServerSgd(Value, frozen=True, tag="sgd"):
@@ -28,13 +36,13 @@ class ServerSgd(Value, frozen=True, tag="sgd"):
     lr: Positive = 1.0
     momentum: MomentumFactor = 0.0
 
-    def step(self, net: Elastic, state: ServerState, delta: Params) -> ServerState:
+    def step(self, net: Elastic, state: OptimiserState, delta: Params) -> OptimiserState:
         """Return the state after one round's delta."""
-        moments: dict[str, Params] = {}
+        momentum: Params = {}
         if self.momentum:
-            delta = _update_moment(net, state.extra.get("momentum", {}), delta, self.momentum, 1.0)
-            moments["momentum"] = _select_trainable(net, delta)
-        return _apply_step(net, state, delta, self.lr, moments)
+            delta = _update_moment(net, state.momentum, delta, self.momentum, 1.0)
+            momentum = _select_trainable(net, delta)
+        return OptimiserState(apply_scaled_delta(net, state.params, delta, self.lr), momentum)
 
 
 class ServerAdam(Value, frozen=True, tag="adam"):
@@ -50,26 +58,19 @@ class ServerAdam(Value, frozen=True, tag="adam"):
     beta2: MomentumFactor = 0.99
     tau: Positive = 1e-3  # degree of adaptivity; smaller is more adaptive
 
-    def step(self, net: Elastic, state: ServerState, delta: Params) -> ServerState:
+    def step(self, net: Elastic, state: OptimiserState, delta: Params) -> OptimiserState:
         """Return the state after one round's delta."""
         squares = {name: tensor.square() for name, tensor in delta.items()}
-        first = _update_moment(
-            net, state.extra.get("momentum", {}), delta, self.beta1, 1 - self.beta1
-        )
-        second = _update_moment(
-            net, state.extra.get("square", {}), squares, self.beta2, 1 - self.beta2
-        )
+        first = _update_moment(net, state.momentum, delta, self.beta1, 1 - self.beta1)
+        second = _update_moment(net, state.square, squares, self.beta2, 1 - self.beta2)
         step = {
             name: tensor / (second[name].sqrt() + self.tau)
             if name in net.trainable_names
             else delta[name]
             for name, tensor in first.items()
         }
-        moments = {
-            "momentum": _select_trainable(net, first),
-            "square": _select_trainable(net, second),
-        }
-        return _apply_step(net, state, step, self.lr, moments)
+        params = apply_scaled_delta(net, state.params, step, self.lr)
+        return OptimiserState(params, _select_trainable(net, first), _select_trainable(net, second))
 
 
 AnyServerOptimiser = ServerSgd | ServerAdam
@@ -87,10 +88,3 @@ def _update_moment(net: Elastic, old: Params, new: Params, decay: float, weight:
 
 def _select_trainable(net: Elastic, params: Params) -> Params:
     return {name: tensor for name, tensor in params.items() if name in net.trainable_names}
-
-
-def _apply_step(
-    net: Elastic, state: ServerState, delta: Params, lr: float, moments: dict[str, Params]
-) -> ServerState:
-    params = apply_scaled_delta(net, state.params, delta, lr)
-    return replace(state, params=params, extra={**state.extra, **moments})

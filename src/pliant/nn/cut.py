@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from operator import mul
 from typing import Any
 
 import torch
@@ -52,8 +53,7 @@ def find_cut_points(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> lis
     >>> "stage1" in [cut_point.after for cut_point in cut_points]
     True
     """
-    graph = trace(net, example)
-    return [cut_point for _, cut_point in _iter_cut_points(net, graph)]
+    return [point for _, point in _iter_cut_points(net, trace(net, example))]
 
 
 def split_network(net: nn.Module, example: Tensor | tuple[Tensor, ...], after: str) -> SplitNetwork:
@@ -67,25 +67,20 @@ def split_network(net: nn.Module, example: Tensor | tuple[Tensor, ...], after: s
     torch.Size([5, 2])
     """
     graph = trace(net, example)
-    cut_points = {
-        cut_point.after: (position, cut_point)
-        for position, cut_point in _iter_cut_points(net, graph, all_names=True)
-    }
-    if after not in cut_points:
-        names = ", ".join(cut_point.after for _, cut_point in _iter_cut_points(net, graph))
+    cuts = {cut[1].after: cut for cut in _iter_cut_points(net, graph, all_names=True)}
+    if after not in cuts:
+        names = ", ".join(point.after for _, point in _iter_cut_points(net, graph))
         raise ValueError(f"Expected to cut after one of {names}, got {after!r}")
-    position, cut_point = cut_points[after]
+    position, cut_point = cuts[after]
     nodes = list(graph.nodes)
     crossing, sizes = _find_crossing(nodes, position)
     device = fx.GraphModule(net, _build_device_graph(nodes, position, crossing))
     server = fx.GraphModule(net, _build_server_graph(nodes, position, crossing, sizes))
-    shared_names = {name for name, _ in device.named_parameters()} & {
-        name for name, _ in server.named_parameters()
-    }
-    if shared_names:
+    shared = dict(device.named_parameters()).keys() & dict(server.named_parameters())
+    if shared:
         raise ValueError(
             "Expected parameters on one side of the cut only, "
-            f"got {', '.join(sorted(shared_names))} on both sides of {after!r}"
+            f"got {', '.join(sorted(shared))} on both sides of {after!r}"
         )
     return SplitNetwork(cut_point, device, server)
 
@@ -99,7 +94,6 @@ def _iter_cut_points(
     names: dict[int, list[str]] = {}
     for name, position in _find_module_ends(nodes).items():
         names.setdefault(position, []).append(name)
-    total = macs[-1]
     for position in sorted(names):
         crossing, sizes = _find_crossing(nodes, position)
         is_last = all(node.op == "output" for node in nodes[position + 1 :])
@@ -107,15 +101,13 @@ def _iter_cut_points(
             continue
         if not all(isinstance(node.meta["value"], int) for node in sizes):
             continue
-        shapes = tuple(_sample_shape(node) for node in crossing)
-        num_bytes = sum(
-            prod(shape) * node.meta["value"].element_size()
-            for shape, node in zip(shapes, crossing, strict=True)
-        )
-        device_macs = macs[position]
+        values = [node.meta["value"] for node in crossing]
+        shapes = tuple(tuple(value.shape[1:]) for value in values)
+        num_bytes = sum(prod(value.shape[1:]) * value.element_size() for value in values)
         aliases = sorted(names[position], key=lambda name: (name.count("."), name))
         for name in aliases if all_names else aliases[:1]:
-            yield position, CutPoint(name, device_macs, total - device_macs, shapes, num_bytes)
+            server_macs = macs[-1] - macs[position]
+            yield position, CutPoint(name, macs[position], server_macs, shapes, num_bytes)
 
 
 def _find_module_ends(nodes: list[fx.Node]) -> dict[str, int]:
@@ -150,10 +142,6 @@ def _is_sendable(node: fx.Node) -> bool:
     return bool(value.dim() and value.shape[0] == BATCH)
 
 
-def _sample_shape(node: fx.Node) -> tuple[int, ...]:
-    return tuple(node.meta["value"].shape[1:])
-
-
 def _build_device_graph(nodes: list[fx.Node], position: int, crossing: list[fx.Node]) -> fx.Graph:
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in nodes[: position + 1]:
@@ -172,7 +160,7 @@ def _build_server_graph(
     for node in sizes:  # multiples of the batch size, which the server reads from its input
         size = graph.call_method("size", (copies[crossing[0]], 0))
         multiple = int(node.meta["value"]) // BATCH
-        copies[node] = size if multiple == 1 else graph.call_function(_multiply, (size, multiple))
+        copies[node] = size if multiple == 1 else graph.call_function(mul, (size, multiple))
     for index, node in enumerate(nodes):
         if index > position or node.op == "get_attr":
             copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -184,10 +172,6 @@ def _remove_unused_attributes(graph: fx.Graph) -> fx.Graph:
         if node.op == "get_attr" and not node.users:
             graph.erase_node(node)
     return graph
-
-
-def _multiply(size: int, factor: int) -> int:
-    return size * factor
 
 
 def _accumulate_macs(net: nn.Module, graph: fx.Graph) -> list[int]:
@@ -203,8 +187,6 @@ def _accumulate_macs(net: nn.Module, graph: fx.Graph) -> list[int]:
                 return result
 
         inputs = [node.meta["value"] for node in graph.nodes if node.op == "placeholder"]
-        samples = [
-            torch.empty((1, *value.shape[1:]), dtype=value.dtype, device="meta") for value in inputs
-        ]
+        samples = [value.new_empty((1, *value.shape[1:])) for value in inputs]
         CountingInterpreter(fx.GraphModule(meta_net, copy.deepcopy(graph))).run(*samples)
     return macs

@@ -3,10 +3,12 @@
 Rapp et al., "DISTREAL: Distributed Resource-Aware Learning in Heterogeneous Systems", AAAI 2022.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from hashlib import sha256
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -16,13 +18,13 @@ from torch import Tensor, nn
 from pliant.nn import cost, slicing
 from pliant.nn import subnet as subnets
 from pliant.nn.compiler import channels, dispatch
-from pliant.nn.compiler.builder import ProgramBuilder
+from pliant.nn.compiler.builder import Builder
 from pliant.nn.compiler.coupling import Decisions
 from pliant.nn.compiler.program import (
     BoundProgram,
+    ChannelIndex,
     CompactProgram,
     DenseFallback,
-    bind,
     execute,
     replace_nodes,
 )
@@ -31,6 +33,10 @@ from pliant.nn.subnet import FilterOrders, Sampling, Subnet
 from pliant.params import Params
 
 Rates = float | Sequence[float] | NDArray[np.float64]
+Tensors = Mapping[str, Tensor]
+MAX_CACHED_RESULTS = 256  # per network and function
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,17 +70,18 @@ class Elastic:
     torch.Size([4, 2])
     """
 
-    def __init__(self, net: nn.Module, program: CompactProgram, builder: ProgramBuilder) -> None:
+    def __init__(self, net: nn.Module, program: CompactProgram, builder: Builder) -> None:
         self.module = net
         self.program = program
         self.groups = builder.groups
         self.sizes = tuple(group.filters for group in builder.groups)
-        self.sites = tuple(self._make_site(site_index) for site_index in range(len(self.groups)))
+        self.sites = tuple(map(self._make_site, range(len(self.groups))))
         self.fingerprint = _compute_fingerprint(program, self.sites)
         masks = tuple(np.ones(size, np.bool_) for size in self.sizes)
         self.full = Subnet(self.fingerprint, masks, (1.0,) * len(self.sizes))
         empty = np.zeros(0)
         self._rates_cache: tuple[Any, NDArray[np.float64], tuple[float, ...]] = (None, empty, ())
+        self.caches: defaultdict[Any, dict[Any, Any]] = defaultdict(dict)  # of `cache_on_net`
         self.buffer_names = frozenset(name for name, _ in net.named_buffers())
         self.trainable_names = frozenset(
             name for name, tensor in net.named_parameters() if tensor.requires_grad
@@ -84,19 +91,17 @@ class Elastic:
 
     def expand_rates(self, rates: Rates) -> NDArray[np.float64]:
         """Check rates, and return one per site."""
-        expanded = np.asarray(rates, np.float64)
+        expanded, count = np.asarray(rates, np.float64), len(self.sites)
         if expanded.ndim == 0:
-            expanded = np.full(len(self.sites), float(expanded))
-        if expanded.shape != (len(self.sites),):
-            raise ValueError(
-                f"Expected {len(self.sites)} rates, one for each site, got {expanded.size}"
-            )
+            expanded = np.full(count, float(expanded))
+        if expanded.shape != (count,):
+            raise ValueError(f"Expected {count} rates, one for each site, got {expanded.size}")
         is_invalid = ~((expanded >= 0) & (expanded < 1))  # also true for NaN
         if is_invalid.any():
-            site_index = int(np.flatnonzero(is_invalid)[0])
+            site = int(np.flatnonzero(is_invalid)[0])
             raise ValueError(
-                f"Expected rates in [0, 1), got {expanded[site_index]} for site {site_index} "
-                f"({', '.join(self.sites[site_index].layers)})"
+                f"Expected rates in [0, 1), got {expanded[site]} for site {site} "
+                f"({', '.join(self.sites[site].layers)})"
             )
         return expanded
 
@@ -165,33 +170,27 @@ class Elastic:
         sampling: Sampling = "bernoulli",
     ) -> float:
         """Return MACs per sample, in expectation for rates or exactly for a subnet."""
-        if isinstance(rates_or_subnet, Subnet):
-            self.check_subnet(rates_or_subnet)
-            return float(
-                cost.count_macs(self.program.layer_costs, rates_or_subnet, training=training)
-            )
-        subnets.check_sampling(sampling)
-        expected = cost.ExpectedCounts(
-            self.groups, 1 - self.expand_rates(rates_or_subnet), sampling
-        )
-        return float(
-            cost.compute_expected_macs(self.program.layer_costs, expected, training=training)
-        )
+        counts = self._make_counts(rates_or_subnet, sampling)
+        return float(cost.count_macs(self.program, counts, training=training))
 
     def count_activations(self, rates_or_subnet: Rates | Subnet) -> float:
         """Return the number of activations per sample that the forward pass writes."""
-        if isinstance(rates_or_subnet, Subnet):
-            self.check_subnet(rates_or_subnet)
-            return float(cost.count_activations(self.program, rates_or_subnet))
-        expected = cost.ExpectedCounts(
-            self.groups, 1 - self.expand_rates(rates_or_subnet), "bernoulli"
-        )
-        return cost.compute_expected_activations(self.program, expected)
+        return float(cost.count_activations(self.program, self._make_counts(rates_or_subnet)))
 
     def count_params(self, subnet: Subnet) -> int:
         """Return the number of entries in a subnet's parameters and buffers."""
         self.check_subnet(subnet)
         return cost.count_params(self.program, subnet)
+
+    def _make_counts(
+        self, rates_or_subnet: Rates | Subnet, sampling: Sampling = "bernoulli"
+    ) -> cost.ExpectedCounts | cost.SubnetCounts:
+        if isinstance(rates_or_subnet, Subnet):
+            self.check_subnet(rates_or_subnet)
+            return cost.SubnetCounts(rates_or_subnet)
+        subnets.check_sampling(sampling)
+        keep = 1 - self.expand_rates(rates_or_subnet)
+        return cost.ExpectedCounts(self.sizes, keep, sampling)
 
     # running
 
@@ -200,9 +199,10 @@ class Elastic:
     ) -> BoundProgram:
         """Compute the slices and indices of a subnet once, to run it many times."""
         self.check_subnet(subnet)
-        return bind(self.program, subnet, device or torch.device("cpu"), dtype)
+        index = ChannelIndex(subnet, device or torch.device("cpu"), dtype)
+        return BoundProgram(self.program, index)
 
-    def take(self, params: Mapping[str, Tensor], subnet: Subnet | BoundProgram) -> Params:
+    def take(self, params: Tensors, subnet: Subnet | BoundProgram) -> Params:
         """Copy a subnet's parameters and buffers out of the full-size ones."""
         subnet_params = slicing.take(params, self._bind_like(subnet, params).slices)
         return {
@@ -210,34 +210,21 @@ class Elastic:
             for name, tensor in subnet_params.items()
         }
 
-    def put(
-        self,
-        params: Mapping[str, Tensor],
-        subnet_params: Mapping[str, Tensor],
-        subnet: Subnet | BoundProgram,
-    ) -> Params:
+    def put(self, params: Tensors, subnet_params: Tensors, subnet: Subnet | BoundProgram) -> Params:
         """Return full-size parameters with the subnet's entries overwritten."""
         return slicing.put(params, subnet_params, self._bind_like(subnet, params).slices)
 
     def embed(
-        self,
-        params: Mapping[str, Tensor],
-        subnet_params: Mapping[str, Tensor],
-        subnet: Subnet | BoundProgram,
+        self, params: Tensors, subnet_params: Tensors, subnet: Subnet | BoundProgram
     ) -> tuple[Params, Params]:
         """Return a subnet's entries at full size, padded with zeros, and a mask of ones."""
         return slicing.embed(params, subnet_params, self._bind_like(subnet, params).slices)
 
-    def run(
-        self, subnet_params: Mapping[str, Tensor], subnet: Subnet | BoundProgram, *inputs: Tensor
-    ) -> Any:
+    def run(self, subnet_params: Tensors, subnet: Subnet | BoundProgram, *inputs: Tensor) -> Any:
         """Run the compact training pass, updating running statistics in place."""
-        bound = self._bind_like(subnet, subnet_params)
-        return execute(self.program, bound, subnet_params, inputs)
+        return execute(self._bind_like(subnet, subnet_params), subnet_params, inputs)
 
-    def _bind_like(
-        self, subnet: Subnet | BoundProgram, params: Mapping[str, Tensor]
-    ) -> BoundProgram:
+    def _bind_like(self, subnet: Subnet | BoundProgram, params: Tensors) -> BoundProgram:
         if isinstance(subnet, BoundProgram):
             return subnet
         for tensor in params.values():
@@ -261,8 +248,8 @@ class Elastic:
         """Map each layer with a site to its site, mask and scale."""
         self.check_subnet(subnet)
         return {
-            layer: (site_index, subnet.masks[site_index], subnet.scales[site_index])
-            for site_index, site in enumerate(self.sites)
+            layer: (index, subnet.masks[index], subnet.scales[index])
+            for index, site in enumerate(self.sites)
             for layer in site.layers
         }
 
@@ -275,42 +262,32 @@ class Elastic:
         """Return a table of sites, costs at three rates, and dense fallbacks."""
         head = f"{'site':>4}  {'filters':>7}  {'MACs':>12}  layers (read by)"
         rows = [
-            f"{site_index:>4}  {site.filters:>7}  {site.macs:>12,}  {', '.join(site.layers)}"
+            f"{index:>4}  {site.filters:>7}  {site.macs:>12,}  {', '.join(site.layers)}"
             f" ({', '.join(site.feeds)})"
-            for site_index, site in enumerate(self.sites)
+            for index, site in enumerate(self.sites)
         ]
         full = self.macs(0.0) or 1.0
         totals = [
             f"MACs per sample at rate {rate}: {self.macs(rate):,.0f} ({self.macs(rate) / full:.3f})"
             for rate in (0.0, 0.25, 0.5)
         ]
-        fallbacks = [
-            f"dense: {fallback.value} for {fallback.reader}: {fallback.why}"
-            for fallback in self.dense_fallbacks
-        ]
+        fallbacks = [f"dense: {f.value} for {f.reader}: {f.reason}" for f in self.dense_fallbacks]
         return "\n".join([head, *rows, *totals, *(fallbacks or ["no value had to be made dense"])])
 
-    def _make_site(self, site_index: int) -> Site:
-        layers = self.groups[site_index].layers
-        own_costs = [
-            layer_cost for layer_cost in self.program.layer_costs if layer_cost.layer in layers
-        ]
+    def _make_site(self, site: int) -> Site:
+        group, costs = self.groups[site], self.program.layer_costs
         feeds = [
-            _layer_name(layer_cost.layer)
-            for layer_cost in self.program.layer_costs
-            if any(
-                site_index in channels.collect_sites(span.expression)
-                for span in layer_cost.inputs or ()
-            )
+            _layer_name(cost.layer)
+            for cost in costs
+            if any(site in channels.collect_sites(span.expression) for span in cost.inputs or ())
         ]
         macs = sum(
-            layer_cost.unit_macs
-            * channels.width(layer_cost.outputs)
-            * (channels.width(layer_cost.inputs) if layer_cost.inputs else 1)
-            for layer_cost in own_costs
+            cost.unit_macs * channels.width(cost.outputs) * (channels.width(cost.inputs or ()) or 1)
+            for cost in costs
+            if cost.layer in group.layers
         )
-        layer_names = tuple(_layer_name(layer) for layer in layers)
-        return Site(layer_names, self.groups[site_index].filters, macs, tuple(dict.fromkeys(feeds)))
+        names = tuple(map(_layer_name, group.layers))
+        return Site(names, group.filters, macs, tuple(dict.fromkeys(feeds)))
 
 
 def elastic(
@@ -335,10 +312,10 @@ def elastic(
     """
     graph = trace(net, example)
     decisions = Decisions(coupled)
-    candidates = dispatch.find_candidates(ProgramBuilder(net, {}, decisions), graph)
+    candidates = dispatch.find_candidates(Builder(net, {}, decisions), graph)
     while True:
         num_decisions = decisions.size()
-        builder = ProgramBuilder(net, candidates, decisions)
+        builder = Builder(net, candidates, decisions)
         program = _lower_graph(builder, graph)
         if decisions.size() == num_decisions and not hidden:
             for group in builder.groups:  # linear layers are sites only if coupled to convolutions
@@ -348,20 +325,36 @@ def elastic(
             return Elastic(net, program, builder)
 
 
-def _lower_graph(builder: ProgramBuilder, graph: Any) -> CompactProgram:
-    output: Any = None
-    for node in graph.nodes:
-        if node.op != "output":
-            dispatch.lower_node(builder, node)
-            continue
-        for source in node.all_input_nodes:
-            layout = builder.layout(source)
-            if layout is not None:
-                builder.fix(layout.spans)
-        output = replace_nodes(
-            node.args[0], lambda source: builder.densify(source, "output", "it is the output")
+def cache_on_net(
+    function: Callable[Concatenate[Elastic, P], T],
+) -> Callable[Concatenate[Elastic, P], T]:
+    """Cache a function's results on the network that it is called with, not beyond its life."""
+
+    @wraps(function)
+    def cached(net: Elastic, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        results, key = net.caches[function], (args, *kwargs.items())
+        result: T | None = results.get(key)
+        if result is None:
+            if len(results) >= MAX_CACHED_RESULTS:
+                results.clear()
+            result = results[key] = function(net, *args, **kwargs)
+        return result
+
+    return cached
+
+
+def _lower_graph(builder: Builder, graph: Any) -> CompactProgram:
+    *nodes, output = graph.nodes
+    for node in nodes:
+        dispatch.lower_node(builder, node)
+    for source in output.all_input_nodes:
+        if (layout := builder.layout(source)) is not None:
+            builder.fix(layout.spans)
+    return builder.finish(
+        replace_nodes(
+            output.args[0], lambda source: builder.densify(source, "output", "it is the output")
         )
-    return builder.finish(output)
+    )
 
 
 def _layer_name(weight: str) -> str:
@@ -376,5 +369,5 @@ def _format_sizes(sizes: Sequence[int]) -> str:
 def _compute_fingerprint(program: CompactProgram, sites: Sequence[Site]) -> str:
     parts = [f"{name}:{shape}" for name, shape in sorted(program.param_shapes.items())]
     parts += [f"{site.layers}:{site.filters}" for site in sites]
-    parts += [f"{layer_cost.layer}:{layer_cost.unit_macs}" for layer_cost in program.layer_costs]
+    parts += [f"{cost.layer}:{cost.unit_macs}" for cost in program.layer_costs]
     return sha256("|".join(parts).encode()).hexdigest()[:16]

@@ -37,6 +37,7 @@ class BufferSlice:
 
     rows: Tensor | None
     shapes: Shapes
+    block: int  # entries per row
 
 
 class KeepBits:
@@ -55,14 +56,9 @@ class KeepBits:
         """Return the bit that decides each entry along one dimension, once per common repeat."""
         if spans is None:
             return np.full(size, self._always_kept_bit)
-        distinct = {span.repeat for span in spans}
-        repeats = [span.repeat if len(distinct) > 1 else 1 for span in spans]
-        return np.concatenate(
-            [
-                np.repeat(self._assign_span_bits(span), repeat)
-                for span, repeat in zip(spans, repeats, strict=True)
-            ]
-        )
+        common = find_common_repeat(spans)
+        bits = [np.repeat(self._assign_span_bits(span), span.repeat // common) for span in spans]
+        return np.concatenate(bits)
 
     def _assign_span_bits(self, span: ChannelSpan) -> NDArray[np.int64]:
         expression = span.expression
@@ -76,7 +72,6 @@ class KeepBits:
         return self._derived_starts[span] + np.arange(span.size)
 
     def compute_bits(self, channel_index: ChannelIndex) -> NDArray[np.bool_]:
-        """Return the bit vector of one subnet."""
         derived = [compute_mask(span, channel_index.masks) for span in self._derived_starts]
         return np.concatenate([*channel_index.masks, np.ones(1, np.bool_), *derived])
 
@@ -118,10 +113,8 @@ class SubnetIndexer:
         self.flat_buffers = flat_buffers
         self._keep_bits = KeepBits(sizes)
         shapes = [
-            list(map(_make_sliced_shape, buffer.shapes, buffer.slicings))
-            if buffer.is_sliced
-            else []
-            for buffer in flat_buffers
+            list(map(_make_sliced_shape, b.shapes, b.slicings)) if b.is_sliced else []
+            for b in flat_buffers
         ]
         outputs = [s.output_spans for row in shapes for s in row if s.output_spans]
         self._output_spans = list(dict.fromkeys(outputs))
@@ -146,26 +139,24 @@ class SubnetIndexer:
         self._shape_cache: dict[bytes, tuple[Shapes, ...]] = {}
 
     def index_subnet(self, channel_index: ChannelIndex) -> list[BufferSlice]:
-        """Return the slices of a subnet; equal shapes are usually the same object."""
+        """Return the slices of a subnet; equal shapes are usually one object, but not always."""
         bits = self._keep_bits.compute_bits(channel_index)
         kept_rows = np.flatnonzero(bits.take(self._first_bits) & bits.take(self._second_bits))
         bounds = np.searchsorted(kept_rows, self._row_bounds)
         key = bounds.tobytes()
-        shapes = self._shape_cache.get(key)
-        if shapes is None:
+        if key not in self._shape_cache:
             if len(self._shape_cache) == MAX_CACHED_SHAPES:
                 self._shape_cache.clear()
-            shapes = self._shape_cache[key] = self._compute_shapes(np.diff(bounds).tolist())
+            self._shape_cache[key] = self._compute_shapes(np.diff(bounds).tolist())
         slices, stop = [], 0
-        for buffer, subnet_shapes in zip(self.flat_buffers, shapes, strict=True):
+        for buffer, subnet_shapes in zip(self.flat_buffers, self._shape_cache[key], strict=True):
             rows = None
             if buffer.is_sliced:
                 start, stop = stop, stop + len(subnet_shapes)
                 if subnet_shapes != buffer.shapes:
-                    rows = channel_index.to_index_tensor(
-                        kept_rows[bounds[start] : bounds[stop]] - self._row_bounds[start]
-                    )
-            slices.append(BufferSlice(rows, subnet_shapes))
+                    own_rows = kept_rows[bounds[start] : bounds[stop]] - self._row_bounds[start]
+                    rows = channel_index.to_index_tensor(own_rows)
+            slices.append(BufferSlice(rows, subnet_shapes, buffer.block))
         return slices
 
     def _compute_shapes(self, row_counts: list[int]) -> tuple[Shapes, ...]:
@@ -185,11 +176,6 @@ class SubnetIndexer:
             else buffer.shapes
             for buffer, sliced_shapes in zip(self.flat_buffers, self._sliced_shapes, strict=True)
         )
-
-
-def has_same_shapes(left: BufferSlice, right: BufferSlice) -> bool:
-    """Return whether two slices by one indexer share their shapes; may miss equal ones."""
-    return left.shapes is right.shapes
 
 
 def _make_sliced_shape(shape: tuple[int, ...], slicing: ParamSlicing) -> SlicedShape:
@@ -222,7 +208,6 @@ class FlatLayout:
         self.names = tuple(name for buffer in self.flat_buffers for name in buffer.names)
 
     def pack(self, params: Mapping[str, Tensor]) -> list[Tensor]:
-        """Copy tensors into flat buffers."""
         return [
             torch.cat([params[name].detach().reshape(-1) for name in buffer.names])
             for buffer in self.flat_buffers
@@ -244,56 +229,33 @@ def _find_row_bits(
     sliced_dims = [dim for dim in range(last + 1) if slicing[dim] is not None]
     bits = [keep_bits.assign_bits(slicing[dim], size) for dim, size in enumerate(shape[: last + 1])]
     grid = np.meshgrid(*bits, indexing="ij")
-    flat = [grid[dim].ravel() for dim in (sliced_dims[0], sliced_dims[-1])]
-    return flat[0], flat[1]
+    return grid[sliced_dims[0]].ravel(), grid[sliced_dims[-1]].ravel()
 
 
-def gather_rows(
-    flats: Sequence[Tensor], flat_buffers: Sequence[FlatBuffer], slices: Sequence[BufferSlice]
-) -> list[Tensor]:
+def gather_rows(flats: Sequence[Tensor], slices: Sequence[BufferSlice]) -> list[Tensor]:
     """Copy the kept rows of each flat buffer, or return it unchanged if all are kept."""
     return [
-        flat
-        if part.rows is None
-        else flat.view(-1, buffer.block).index_select(0, part.rows).view(-1)
-        for flat, buffer, part in zip(flats, flat_buffers, slices, strict=True)
+        flat if part.rows is None else flat.view(-1, part.block).index_select(0, part.rows).view(-1)
+        for flat, part in zip(flats, slices, strict=True)
     ]
 
 
 def make_copy_pairs(
     flats: Sequence[Tensor],
     subnet_flats: Sequence[Tensor],
-    flat_buffers: Sequence[FlatBuffer],
-    first_index: int,
+    slices: Sequence[BufferSlice],
+    first_index: int = 0,
 ) -> list[CopyPair]:
     """Pair full-size buffers with the copies of their kept rows."""
+    parts = zip(flats, subnet_flats, slices, strict=True)
     return [
-        (flat.view(-1, buffer.block), subnet_flat.view(-1, buffer.block), index)
-        for index, (flat, subnet_flat) in enumerate(
-            zip(flats, subnet_flats, strict=True), first_index
-        )
-        if subnet_flat is not flat and (buffer := flat_buffers[index])
+        (flat.view(-1, part.block), subnet_flat.view(-1, part.block), index)
+        for index, (flat, subnet_flat, part) in enumerate(parts, first_index)
+        if subnet_flat is not flat
     ]
 
 
-def scatter_rows(
-    flats: Sequence[Tensor],
-    subnet_flats: Sequence[Tensor],
-    flat_buffers: Sequence[FlatBuffer],
-    slices: Sequence[BufferSlice],
-) -> None:
-    """Write the kept rows back into the full-size buffers, in place."""
-    for flat, subnet_flat, buffer, part in zip(
-        flats, subnet_flats, flat_buffers, slices, strict=True
-    ):
-        if part.rows is not None:
-            flat.view(-1, buffer.block).index_copy_(
-                0, part.rows, subnet_flat.view(-1, buffer.block)
-            )
-
-
 def split_flat(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Split a flat tensor into views of these shapes."""
     if len(shapes) == 1:
         return [flat.view(shapes[0])]
     parts = torch.split(flat, [prod(shape) for shape in shapes])

@@ -14,7 +14,7 @@ from torch import Tensor
 from pliant.value import NonNegative, Positive, Value
 
 MomentumFactor = Annotated[float, Meta(ge=0.0, lt=1.0)]
-OptimiserState = list[list[Tensor]]  # one tensor per parameter for each kind of state
+Tensors = list[Tensor]  # one per parameter
 
 
 class Sgd(Value, frozen=True, tag="sgd"):
@@ -36,12 +36,7 @@ class Sgd(Value, frozen=True, tag="sgd"):
         return 1 if self.momentum else 0
 
     def step(
-        self,
-        params: list[Tensor],
-        grads: list[Tensor],
-        state: OptimiserState,
-        lr: float,
-        step_count: int,
+        self, params: Tensors, grads: Tensors, state: list[Tensors], lr: float, step_count: int
     ) -> None:
         """Update parameters in place, at this step's learning rate."""
         grads = _clip_and_decay(params, grads, self.weight_decay, self.clip)
@@ -69,16 +64,10 @@ class Adam(Value, frozen=True, tag="adam"):
 
     @property
     def num_state_tensors(self) -> int:
-        """Return the number of state tensors per parameter."""
         return 2
 
     def step(
-        self,
-        params: list[Tensor],
-        grads: list[Tensor],
-        state: OptimiserState,
-        lr: float,
-        step_count: int,
+        self, params: Tensors, grads: Tensors, state: list[Tensors], lr: float, step_count: int
     ) -> None:
         """Update parameters in place; steps count from 1."""
         grads = _clip_and_decay(params, grads, self.weight_decay, self.clip)
@@ -95,9 +84,7 @@ class Adam(Value, frozen=True, tag="adam"):
 Optimiser = Sgd | Adam
 
 
-def _clip_and_decay(
-    params: list[Tensor], grads: list[Tensor], decay: float, clip: float
-) -> list[Tensor]:
+def _clip_and_decay(params: Tensors, grads: Tensors, decay: float, clip: float) -> Tensors:
     if clip and grads:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         grads = list(torch._foreach_mul(grads, torch.clamp(clip / (norm + 1e-6), max=1.0)))

@@ -1,12 +1,11 @@
 """The table of dropout-rate vectors that a device chooses from, in order of cost."""
 
 from bisect import bisect_right
-from functools import lru_cache
 from itertools import pairwise, zip_longest
 
 import numpy as np
 
-from pliant.nn.elastic import Elastic
+from pliant.nn.elastic import Elastic, cache_on_net
 from pliant.value import NonNegative, Value
 
 ROUNDING_TOLERANCE = 1e-9  # so that rounding never rejects a row that fits exactly
@@ -71,16 +70,12 @@ class ParetoTable(Value, frozen=True):
         if self.network == net.fingerprint:
             return
         difference = f"{len(net.sites)} sites here, {len(self.rates[0])} in the table"
-        if self.layers:
-            difference = _find_difference(describe_layers(net), self.layers) or difference
+        layers = describe_layers(net) if self.layers else ()
+        for here, there in zip_longest(layers, self.layers, fillvalue="nothing"):
+            if here != there:
+                difference = f"{here} here, {there} in the table"
+                break
         raise ValueError(f"Expected a table for this network, got one for another: {difference}")
-
-
-def _find_difference(layers: tuple[str, ...], table_layers: tuple[str, ...]) -> str | None:
-    for layer, table_layer in zip_longest(layers, table_layers, fillvalue="nothing"):
-        if layer != table_layer:
-            return f"{layer} here, {table_layer} in the table"
-    return None
 
 
 def describe_layers(net: Elastic) -> tuple[str, ...]:
@@ -92,7 +87,7 @@ def describe_layers(net: Elastic) -> tuple[str, ...]:
     )
 
 
-@lru_cache(maxsize=8)
+@cache_on_net
 def uniform_table(net: Elastic, rows: int = 64, highest_rate: float = 0.5) -> ParetoTable:
     """Make a table that gives all sites the same rate, for use without a search.
 

@@ -11,27 +11,17 @@ from pliant.params import Params
 
 def take(params: Mapping[str, Tensor], slices: Mapping[str, Slice]) -> Params:
     """Return the kept entries of every tensor, without copying a tensor that is fully kept."""
-    return {
-        name: tensor
-        if (param_slice := slices.get(name)) is None or param_slice.rows is None
-        else select_rows(tensor, param_slice)
-        for name, tensor in params.items()
-    }
+    return {name: _select_rows(tensor, slices.get(name)) for name, tensor in params.items()}
 
 
-def select_rows(tensor: Tensor, param_slice: Slice) -> Tensor:
-    """Copy the kept entries of one tensor."""
-    assert param_slice.rows is not None
-    return (
-        tensor.detach()
-        .reshape(-1, param_slice.block)
-        .index_select(0, param_slice.rows)
-        .view(param_slice.shape)
-    )
+def _select_rows(tensor: Tensor, param_slice: Slice | None) -> Tensor:
+    if param_slice is None or param_slice.rows is None:
+        return tensor
+    rows = tensor.detach().reshape(-1, param_slice.block).index_select(0, param_slice.rows)
+    return rows.view(param_slice.shape)
 
 
-def overwrite_rows(full: Tensor, param_slice: Slice | None, values: Tensor) -> None:
-    """Overwrite the kept entries of a full-size tensor in place."""
+def _overwrite_rows(full: Tensor, param_slice: Slice | None, values: Tensor) -> None:
     if param_slice is None or param_slice.rows is None:
         if full is not values:
             full.copy_(values)
@@ -48,7 +38,7 @@ def put(
     """Return full-size tensors with the subnet's entries overwritten."""
     full_params = {name: tensor.clone() for name, tensor in params.items()}
     for name, tensor in subnet_params.items():
-        overwrite_rows(full_params[name], slices.get(name), tensor)
+        _overwrite_rows(full_params[name], slices.get(name), tensor)
     return full_params
 
 

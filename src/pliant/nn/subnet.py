@@ -50,7 +50,6 @@ class Subnet:
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raise if the sampling is unknown."""
     if sampling not in get_args(Sampling):
         raise ValueError(f"Expected one of {', '.join(get_args(Sampling))}, got {sampling!r}")
 
@@ -92,7 +91,6 @@ def sample_uniform_masks(
 
 
 def sample_orders(sizes: Sequence[int], rng: np.random.Generator) -> FilterOrders:
-    """Draw a random order of each site's filters."""
     return tuple(rng.permutation(size) for size in sizes)
 
 
@@ -151,7 +149,7 @@ def keep_probability(
     It does not depend on which filters, and accounts for the rule to keep at least one.
     """
 
-    def given_count(count: int) -> float:  # if that many are kept in total
+    def fixed_count(count: int) -> float:  # if that many are kept in total
         ways = perm(count, num_kept) * perm(size - count, num_dropped)
         return ways / perm(size, num_kept + num_dropped)
 
@@ -160,6 +158,6 @@ def keep_probability(
     if sampling == "bernoulli":
         all_dropped = (1 - keep) ** size
         independent = keep**num_kept * (1 - keep) ** num_dropped
-        return max(0.0, independent + all_dropped * (given_count(1) - given_count(0)))
+        return max(0.0, independent + all_dropped * (fixed_count(1) - fixed_count(0)))
     low, high, probability = find_rounding_levels(size, keep, sampling)
-    return (1 - probability) * given_count(low) + probability * given_count(high)
+    return (1 - probability) * fixed_count(low) + probability * fixed_count(high)

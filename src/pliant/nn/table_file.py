@@ -72,7 +72,6 @@ def load_table(path: Path) -> ParetoTable:
 
 
 def read_provenance(path: Path) -> Any:
-    """Read the provenance of a table."""
     return _read_table(path)[1]
 
 

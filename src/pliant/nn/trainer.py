@@ -14,9 +14,7 @@ from pliant.nn.flat_params import (
     FlatLayout,
     SubnetIndexer,
     gather_rows,
-    has_same_shapes,
     make_copy_pairs,
-    scatter_rows,
     split_flat,
 )
 from pliant.nn.optimisers import Optimiser
@@ -76,8 +74,7 @@ class SubnetTrainer:
         ]
         self._unused_leaves: list[int] = []
         self._subnet: Subnet | None = None
-        self._param_slices: list[BufferSlice] = []
-        self._buffer_slices: list[BufferSlice] = []
+        self._slices: list[BufferSlice] = []
         self._copy_pairs: list[CopyPair] = []
         self.switch(elastic.full)
 
@@ -89,14 +86,11 @@ class SubnetTrainer:
         bound = self.elastic.bind(subnet, sample.device, sample.dtype)
         slices = self._indexer.index_subnet(bound.channel_index)
         self._flush()
-        previous = [*self._param_slices, *self._buffer_slices]
-        self._subnet, self._bound = subnet, bound
+        previous = self._slices
+        self._subnet, self._bound, self._slices = subnet, bound, slices
         num_params = len(self._param_flats)
         self._param_slices, self._buffer_slices = slices[:num_params], slices[num_params:]
-        self._kept_rows = {
-            index: part.rows for index, part in enumerate(slices) if part.rows is not None
-        }
-        if previous and all(map(has_same_shapes, previous, slices)):
+        if previous and all(a.shapes is b.shapes for a, b in zip(previous, slices, strict=True)):
             self._refill()
         else:
             self._allocate()
@@ -105,33 +99,25 @@ class SubnetTrainer:
     def _refill(self) -> None:
         """Copy the subnet into the previous working set, which has the same shapes."""
         for full_rows, subnet_rows, index in self._copy_pairs:
-            torch.index_select(full_rows, 0, self._kept_rows[index], out=subnet_rows)
+            torch.index_select(full_rows, 0, self._select_rows(index), out=subnet_rows)
 
     def _allocate(self) -> None:
-        """Allocate a new working set."""
-        flat_buffers = self._param_layout.flat_buffers
-        self._subnet_param_flats = gather_rows(self._param_flats, flat_buffers, self._param_slices)
-        self._subnet_state_flats = [
-            gather_rows(state, flat_buffers, self._param_slices) for state in self._state_flats
-        ]
-        self._subnet_buffer_flats = gather_rows(
-            self._buffer_flats, self._buffer_layout.flat_buffers, self._buffer_slices
+        params, buffers = self._param_slices, self._buffer_slices
+        self._subnet_param_flats = gather_rows(self._param_flats, params)
+        self._subnet_state_flats = [gather_rows(flats, params) for flats in self._state_flats]
+        subnet_buffer_flats = gather_rows(self._buffer_flats, buffers)
+        self._copy_pairs = make_copy_pairs(self._param_flats, self._subnet_param_flats, params)
+        for flats, subnet_flats in zip(self._state_flats, self._subnet_state_flats, strict=True):
+            self._copy_pairs += make_copy_pairs(flats, subnet_flats, params)
+        self._copy_pairs += make_copy_pairs(
+            self._buffer_flats, subnet_buffer_flats, buffers, len(params)
         )
-        all_buffers = self._indexer.flat_buffers
-        self._copy_pairs = make_copy_pairs(
-            self._buffer_flats, self._subnet_buffer_flats, all_buffers, len(flat_buffers)
-        )
-        for flats, subnet_flats in (
-            (self._param_flats, self._subnet_param_flats),
-            *zip(self._state_flats, self._subnet_state_flats, strict=True),
-        ):
-            self._copy_pairs += make_copy_pairs(flats, subnet_flats, all_buffers, 0)
         self._leaves = self._split_flats(self._subnet_param_flats, self._param_slices)
-        buffers = self._split_flats(self._subnet_buffer_flats, self._buffer_slices)
+        statistics = self._split_flats(subnet_buffer_flats, self._buffer_slices)
         self._subnet_params = {
             **self._other_tensors,
             **dict(zip(self._param_layout.names, self._leaves, strict=True)),
-            **dict(zip(self._buffer_layout.names, buffers, strict=True)),
+            **dict(zip(self._buffer_layout.names, statistics, strict=True)),
         }
         for leaf in self._leaves:
             leaf.requires_grad_()
@@ -178,16 +164,21 @@ class SubnetTrainer:
 
     def gather_subnet(self, flats: list[Tensor]) -> list[Tensor]:
         """Return the current subnet's part of full-size flat buffers."""
-        return gather_rows(flats, self._param_layout.flat_buffers, self._param_slices)
+        return gather_rows(flats, self._param_slices)
 
     def scatter_subnet(self, subnet_flats: list[Tensor]) -> list[Tensor]:
         """Return the current subnet's flat values at full size, padded with zeros."""
-        flats = [torch.zeros_like(flat) for flat in self._param_flats]
-        scatter_rows(flats, subnet_flats, self._param_layout.flat_buffers, self._param_slices)
-        return [
-            subnet_flat if part.rows is None else flat
-            for flat, subnet_flat, part in zip(flats, subnet_flats, self._param_slices, strict=True)
-        ]
+        flats = []
+        for full, flat, part in zip(
+            self._param_flats, subnet_flats, self._param_slices, strict=True
+        ):
+            if part.rows is None:
+                flats.append(flat)
+            else:
+                rows = torch.zeros_like(full).view(-1, part.block)
+                rows.index_copy_(0, part.rows, flat.view(-1, part.block))
+                flats.append(rows.view(-1))
+        return flats
 
     def params(self) -> Params:
         """Return a copy of the full-size parameters and buffers."""
@@ -219,7 +210,6 @@ class SubnetTrainer:
             tensor.detach().copy_(value)
 
     def _flatten_grads(self, grads: tuple[Tensor | None, ...]) -> list[Tensor]:
-        """Concatenate gradients like the parameters."""
         flats, start = [], 0
         for buffer_slice in self._param_slices:
             stop = start + len(buffer_slice.shapes)
@@ -234,4 +224,9 @@ class SubnetTrainer:
     @torch.no_grad()
     def _flush(self) -> None:
         for full_rows, subnet_rows, index in self._copy_pairs:
-            full_rows.index_copy_(0, self._kept_rows[index], subnet_rows)
+            full_rows.index_copy_(0, self._select_rows(index), subnet_rows)
+
+    def _select_rows(self, index: int) -> Tensor:
+        rows = self._slices[index].rows
+        assert rows is not None
+        return rows

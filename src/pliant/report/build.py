@@ -2,56 +2,53 @@
 
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import chain
 from math import isnan
 from pathlib import Path
 from tempfile import mkdtemp
 
 import msgspec
 
-from pliant.analysis.comparability import group_comparable
+from pliant.analysis import pareto_plot
 from pliant.analysis.curves import AXES, draw_learning_curves
 from pliant.analysis.data_overview import DataOverview, draw_class_counts, load_data_overview
 from pliant.analysis.history import (
+    COLUMNS,
     GroupHistory,
-    RecordDatabase,
+    group_comparable,
     load_group_histories,
     load_task_timelines,
 )
-from pliant.analysis.pareto_plot import (
-    RateVectors,
-    draw_pareto_front,
-    draw_rate_vectors,
-    load_rate_vectors,
-)
 from pliant.analysis.runs import RunGroup, flatten_config, group_runs, load_runs
-from pliant.analysis.style import MISSING, ReportFigure
+from pliant.analysis.style import MISSING, ReportFigure, format_csv
 from pliant.analysis.summary import format_summary, summarise_groups
 from pliant.analysis.timeline import draw_timeline
 from pliant.analysis.tradeoff import draw_tradeoff
 from pliant.analysis.utilisation import draw_utilisation
-from pliant.report.page import make_figure_section, make_section, render_page, render_table
+from pliant.report.page import (
+    Section,
+    make_figure_section,
+    make_section,
+    render_page,
+    render_table,
+)
 
 PAGE_FILE = "index.html"
 MAX_TIMELINES = 8
 TIMELINE_ROUNDS = 3  # per timeline
 MAX_CLASS_FIGURES = 4
 
-Section = tuple[str, str, str]
 ProgressFn = Callable[[str, int, int], None]  # next step, steps done, steps in all
 
 
 @dataclass(frozen=True, eq=False)
 class _ReportData:
-    """Everything that goes into a report."""
-
     groups: list[RunGroup]
     group_histories: list[GroupHistory]
-    tables: list[RateVectors]
-    database: RecordDatabase
+    tables: list[pareto_plot.RateVectors]
     target: float
     progress: "_ProgressCounter"
 
@@ -65,7 +62,6 @@ class _ProgressCounter:
         self._total = len(AXES) + 4 + 2 * min(group_count, MAX_TIMELINES)
 
     def advance(self, text: str) -> None:
-        """Report the next step."""
         self._total = max(self._total, self._done + 1)
         self._on_progress(text, self._done, self._total)
         self._done += 1
@@ -83,26 +79,22 @@ def write_report(
 
     All files are written to a temporary folder first, so that a failure leaves no partial report.
     """
-    database = RecordDatabase()
+    groups = group_runs(load_runs(paths))
+    progress = _ProgressCounter(on_progress, len(groups))
+    progress.advance(f"reading {sum(len(group.runs) for group in groups)} runs")
+    tables = pareto_plot.load_rate_vectors(paths, groups)
+    histories = load_group_histories(groups)
+    if not histories and not tables:
+        names = ", ".join(map(str, paths))
+        raise ValueError(f"{names}: expected a finished round or a table, found neither")
+    data = _ReportData(groups, histories, tables, target, progress)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
     try:
-        groups = group_runs(load_runs(paths))
-        progress = _ProgressCounter(on_progress, len(groups))
-        progress.advance(f"reading {sum(len(group.runs) for group in groups)} runs")
-        tables = load_rate_vectors(paths, groups)
-        histories = load_group_histories(database, groups)
-        if not histories and not tables:
-            names = ", ".join(map(str, paths))
-            raise ValueError(f"{names}: expected a finished round or a table, found neither")
-        data = _ReportData(groups, histories, tables, database, target, progress)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
-        try:
-            _write_files(data, temporary, _make_title(paths), command)
-            _move_files(temporary, out)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        _write_files(data, temporary, _make_title(paths), command)
+        _move_files(temporary, out)
     finally:
-        database.close()
+        shutil.rmtree(temporary, ignore_errors=True)
     return out / PAGE_FILE
 
 
@@ -121,12 +113,12 @@ def _write_files(data: _ReportData, folder: Path, title: str, command: str) -> N
     sections: list[Section] = []
     if data.group_histories:
         sections.append(_write_summary(data, folder))
-    for figure in _draw_figures(data):
+    for figure in filter(None, _draw_figures(data)):
         data.progress.advance(f"drawing {figure.title}")
         svg = figure.render("svg")
         (folder / f"{figure.slug}.svg").write_bytes(svg)
         (folder / f"{figure.slug}.png").write_bytes(figure.render("png"))
-        (folder / f"{figure.slug}.csv").write_text(figure.format_csv())
+        (folder / f"{figure.slug}.csv").write_text(format_csv(figure.header, figure.rows))
         sections.append(make_figure_section(figure, svg))
     if data.group_histories:
         sections.append(_make_outcomes_section(data))
@@ -145,14 +137,9 @@ def _write_files(data: _ReportData, folder: Path, title: str, command: str) -> N
 
 def _write_summary(data: _ReportData, folder: Path) -> Section:
     comparable = group_comparable(data.group_histories)
-    summaries = [
-        summary
-        for groups in comparable
-        for summary in summarise_groups(groups.group_histories, data.target)
-    ]
-    header, rows = format_summary(summaries, data.target)
-    table = ReportFigure("summary", "", "", None, header, rows)
-    (folder / "summary.csv").write_text(table.format_csv())
+    parts = [summarise_groups(groups, data.target) for groups in comparable.values()]
+    header, rows = format_summary(list(chain(*parts)), data.target)
+    (folder / "summary.csv").write_text(format_csv(header, rows))
     note = (
         "Means over seeds. Used: useful MACs as a share of those the selected devices had. Lost: "
         "share of tasks that were not merged. C3 = accuracy · exp(-(B/Bmax + C/Cmax)/8), where the "
@@ -167,38 +154,28 @@ def _write_summary(data: _ReportData, folder: Path) -> Section:
 
 
 def _format_rounds(data: _ReportData) -> str:
-    """Return the rounds of all runs as CSV."""
-    histories = [history for group in data.group_histories for history in group.histories]
-    names = tuple(histories[0].columns) if histories else ()
     rows = [
         (history.run.name, *("" if isnan(value) else f"{value:.10g}" for value in values))
-        for history in histories
+        for group in data.group_histories
+        for history in group.histories
         for values in zip(*history.columns.values(), strict=True)
     ]
-    return ReportFigure("rounds", "", "", None, ("run", *names), rows).format_csv()
+    return format_csv(("run", *COLUMNS), rows)
 
 
-def _draw_figures(data: _ReportData) -> Iterator[ReportFigure]:
-    """Yield the figures for which there are records."""
+def _draw_figures(data: _ReportData) -> Iterator[ReportFigure | None]:
+    """Yield the figures; None where there are no records for one."""
     for axis in AXES:
-        curves = draw_learning_curves(data.group_histories, axis)
-        if curves is not None:
-            yield curves
-    for groups in group_comparable(data.group_histories):
-        tradeoff = draw_tradeoff(groups)
-        if tradeoff is not None:
-            yield tradeoff
-    front = draw_pareto_front(data.tables)
-    if front is not None:
-        yield front
-    yield from map(draw_rate_vectors, data.tables)
-    utilisation = draw_utilisation(data.group_histories)
-    if utilisation is not None:
-        yield utilisation
+        yield draw_learning_curves(data.group_histories, axis)
+    for name, groups in group_comparable(data.group_histories).items():
+        yield draw_tradeoff(name, groups)
+    yield pareto_plot.draw_pareto_front(data.tables)
+    yield from map(pareto_plot.draw_rate_vectors, data.tables)
+    yield draw_utilisation(data.group_histories)
     yield from _draw_timelines_and_classes(data)
 
 
-def _draw_timelines_and_classes(data: _ReportData) -> Iterator[ReportFigure]:
+def _draw_timelines_and_classes(data: _ReportData) -> Iterator[ReportFigure | None]:
     """Yield one timeline per group, and the class counts of each partition once."""
     class_figures: list[ReportFigure] = []
     drawn_counts: set[bytes] = set()
@@ -206,10 +183,8 @@ def _draw_timelines_and_classes(data: _ReportData) -> Iterator[ReportFigure]:
         data.progress.advance(f"rebuilding the data of {group.label}")
         overview = load_data_overview(group.group.first_run)
         shares = overview.row_shares if isinstance(overview, DataOverview) else None
-        tasks = load_task_timelines(data.database, group.histories[0], 0, TIMELINE_ROUNDS)
-        timeline = draw_timeline(str(index), group.label, tasks, shares)
-        if timeline is not None:
-            yield timeline
+        tasks = load_task_timelines(group.histories[0], 0, TIMELINE_ROUNDS)
+        yield draw_timeline(str(index), group.label, tasks, shares)
         if not isinstance(overview, DataOverview):
             continue
         counts = overview.class_counts.tobytes()
@@ -221,10 +196,7 @@ def _draw_timelines_and_classes(data: _ReportData) -> Iterator[ReportFigure]:
 
 
 def _make_outcomes_section(data: _ReportData) -> Section:
-    counts = [
-        sum((Counter(history.outcome_counts) for history in group.histories), Counter[str]())
-        for group in data.group_histories
-    ]
+    counts = [group.outcome_counts for group in data.group_histories]
     outcomes = sorted({outcome for group_counts in counts for outcome in group_counts})
     rows = [
         (group.label, *(group_counts[outcome] for outcome in outcomes))
@@ -256,7 +228,6 @@ def _make_config_section(data: _ReportData) -> Section:
 
 
 def _make_provenance_section(data: _ReportData) -> Section:
-    """Show the commands and versions that made the runs."""
     runs = [run for group in data.groups for run in group.runs]
     commands = dict.fromkeys(run.provenance.get("command", "not recorded") for run in runs)
     versions = dict.fromkeys(

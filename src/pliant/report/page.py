@@ -8,6 +8,7 @@ from importlib.resources import files
 from pliant.analysis.style import ReportFigure
 
 MAX_ROWS = 400  # per table on the page; the CSV has all
+Section = tuple[str, str, str]  # slug, title and HTML
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[object]], caption: str) -> str:
@@ -25,36 +26,28 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[object]], captio
     )
 
 
-def render_figure(figure: ReportFigure, svg: bytes) -> str:
-    """Return a figure as HTML: its image, text alternative, numbers and files."""
+def make_figure_section(figure: ReportFigure, svg: bytes) -> Section:
+    """Return the section of a figure: its image, text alternative, numbers and files."""
     image, text = b64encode(svg).decode(), escape(figure.alt_text)
     links = ", ".join(
         f'<a href="{figure.slug}.{kind}" download>{kind.upper()}</a>'
         for kind in ("png", "svg", "csv")
     )
-    return (
-        f'<section id="{figure.slug}"><h2>{escape(figure.title)}</h2>'
+    return make_section(
+        figure.slug,
+        figure.title,
         f'<figure><img src="data:image/svg+xml;base64,{image}" alt="{text}"></figure>'
         f"<details><summary>In words and numbers</summary><p>{text}</p>"
         f"{render_table(figure.header, figure.rows, figure.title)}</details>"
-        f'<p class="faint">Beside this page: {links}</p></section>'
+        f'<p class="faint">Beside this page: {links}</p>',
     )
 
 
-def make_section(slug: str, title: str, body: str) -> tuple[str, str, str]:
-    """Return a section for `render_page`: its slug, title and HTML."""
+def make_section(slug: str, title: str, body: str) -> Section:
     return slug, title, f'<section id="{slug}"><h2>{escape(title)}</h2>{body}</section>'
 
 
-def make_figure_section(figure: ReportFigure, svg: bytes) -> tuple[str, str, str]:
-    """Return the section of a figure for `render_page`."""
-    return figure.slug, figure.title, render_figure(figure, svg)
-
-
-def render_page(
-    title: str, description: str, sections: Sequence[tuple[str, str, str]], footer: str
-) -> str:
-    """Return the page as HTML."""
+def render_page(title: str, description: str, sections: Sequence[Section], footer: str) -> str:
     style = files("pliant.report").joinpath("page.css").read_text()
     links = "".join(f'<li><a href="#{slug}">{escape(name)}</a></li>' for slug, name, _ in sections)
     body = "\n".join(text for _, _, text in sections)

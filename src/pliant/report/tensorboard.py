@@ -6,6 +6,7 @@ Steps are rounds. The wall time of an event is the run's virtual time, so that T
 
 import struct
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,7 +32,6 @@ class TensorBoardWriter:
         self._macs = self._traffic = 0.0
 
     def add(self, record: RoundRecord) -> None:
-        """Write one round."""
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, "wb")  # noqa: SIM115 - closed by close()
@@ -47,25 +47,20 @@ class TensorBoardWriter:
         self._macs += record.macs
         self._traffic += record.up + record.down
         values = collect_scalars(record, self._macs, self._traffic)
-        self._file.write(
-            frame_record(encode_event(record.seconds, step=record.round + 1, values=values))
-        )
+        event = encode_event(record.seconds, step=record.round + 1, values=values)
+        self._file.write(frame_record(event))
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 
 
 def export_tensorboard(folder: Path) -> Path:
     """Write the event file of a finished run and return its path."""
-    writer = TensorBoardWriter(folder)
-    try:
+    with closing(TensorBoardWriter(folder)) as writer:
         for record in read_records(folder):
             if isinstance(record, RoundRecord):
                 writer.add(record)
-    finally:
-        writer.close()
     return writer.path
 
 
@@ -98,17 +93,15 @@ def encode_event(
     if version:
         parts += [b"\x1a", _encode_with_length(version)]  # field 3, a string
     if values:
-        summary = b"".join(
-            b"\x0a" + _encode_with_length(_encode_scalar(*pair)) for pair in values.items()
-        )
+        scalars = [_encode_with_length(_encode_scalar(*pair)) for pair in values.items()]
+        summary = b"".join(b"\x0a" + scalar for scalar in scalars)
         parts += [b"\x2a", _encode_with_length(summary)]  # field 5, a message
     return b"".join(parts)
 
 
 def _encode_scalar(tag: str, value: float) -> bytes:
-    return (
-        b"\x0a" + _encode_with_length(tag.encode()) + b"\x15" + struct.pack("<f", value)
-    )  # fields 1 and 2
+    name, number = _encode_with_length(tag.encode()), struct.pack("<f", value)
+    return b"\x0a" + name + b"\x15" + number  # fields 1 and 2
 
 
 def _encode_with_length(payload: bytes) -> bytes:

@@ -7,7 +7,7 @@ client's score by the cost of its update.
 """
 
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -16,23 +16,15 @@ from torch import Tensor
 
 from pliant.devices import CostRows
 from pliant.nn.pareto_table import ParetoTable, resolve_table
-from pliant.params import get_params
 from pliant.rng import rng_stream
 from pliant.split.bandit import Bandit, select_top_clients
-from pliant.split.base import SplitEnvironment, SplitStepCost, SplitTraining
-from pliant.split.client import BatchRequest, sample_subnet
-from pliant.split.losses import nt_xent
+from pliant.split.base import SplitTraining
+from pliant.split.client_module import nt_xent
+from pliant.split.exchange import OpenBatch, SplitRound
 from pliant.split.payload import Payload
 from pliant.split.server import MaskedServer, PenaltyScope
 from pliant.split.session import Session
 from pliant.value import Fraction, NonNegative, Positive, Value
-
-
-class OpenBatch(NamedTuple):
-    """A mini-batch that a client has started, and its cost."""
-
-    request: BatchRequest
-    cost: SplitStepCost
 
 
 class AdaSplit(Value, frozen=True, tag="adasplit"):
@@ -67,7 +59,7 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
-        if self.elastic and not (self.head and self.objective == "contrast"):
+        if self.elastic and not self.has_head:
             raise ValueError("Expected `head` and an objective for an elastic client, got none")
 
     @property
@@ -76,73 +68,62 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
 
     @property
     def is_client_trained(self) -> bool:
-        """Return whether clients train their parts."""
         return self.objective == "contrast" or self.gradient or self.beta > 0
 
-    def begin(self, session: Session) -> None:
-        session.make_clients(session.make_client_module, self.payload, self._compute_local_loss)
-        session.server = MaskedServer(
-            session.server_net,
-            get_params(session.split_network.server),
-            self.local.optimiser,
-            penalty=self.penalty,
-            penalised=self.penalised,
-            seed=session.seed,
-        )
+    def set_up(self, session: Session) -> MaskedServer:
+        session.make_clients(session.make_client_module, self._compute_local_loss)
+        part, seed = session.make_server_part(), session.seed
+        return MaskedServer(part, penalty=self.penalty, penalised=self.penalised, seed=seed)
 
-    def train(
-        self, session: Session, environment: SplitEnvironment, number: int, rounds: int
-    ) -> None:
-        local_rounds = int(self.kappa * rounds + 1e-9)
-        is_local = number < local_rounds
-        lr = self.local.lr_at(max(0, number - local_rounds))
+    def train(self, split_round: SplitRound) -> None:
+        session, environment = split_round.session, split_round.environment
+        local_rounds = int(self.kappa * split_round.rounds + 1e-9)
+        is_local = split_round.number < local_rounds
+        lr = self.local.lr_at(max(0, split_round.number - local_rounds))
         bandit = Bandit(len(session.data), self.gamma)
         if "bandit" in session.method_state:
             bandit.load_state_dict(session.method_state["bandit"])
         for step in range(session.iterations):
             clients = environment.available_clients()
-            position = (number, step)
             selected: list[int] = []
             if not is_local:
-                selected = self._select_clients(session, environment, bandit, clients, position)
-            start = partial(self._start_batch, session, environment, position, lr, selected)
+                selected = self._select_clients(split_round, step, bandit, clients)
+            start = partial(self._start_batch, split_round, step, lr, selected)
             # without relay all clients start before the first is waited for
             batches = {} if self.relay else {client: start(client) for client in clients}
             losses = {}
-            for client in clients:
+            for number, client in enumerate(clients):
                 batch = start(client) if self.relay else batches[client]
                 loss = None
                 if batch is not None:
-                    loss = self._finish_batch(session, environment, client, batch)
+                    loss = split_round.finish_batch(
+                        batch, session.server, needs_gradient=self.gradient
+                    )
                 if client in selected:  # a rejected message counts as a selection too
                     imputed = float(bandit.last_losses[:, client].mean())
                     losses[client] = imputed if loss is None else loss
-                self._relay_part(session, environment, client, clients)
+                if self.relay and len(clients) > 1:  # as the authors' code does
+                    split_round.transfer_part(client, clients[(number + 1) % len(clients)])
             if not is_local:
                 bandit.update(losses)
                 environment.barrier()
         session.method_state["bandit"] = bandit.state_dict()
 
     def _select_clients(
-        self,
-        session: Session,
-        environment: SplitEnvironment,
-        bandit: Bandit,
-        available: list[int],
-        position: tuple[int, int],
+        self, split_round: SplitRound, step: int, bandit: Bandit, available: list[int]
     ) -> list[int]:
+        session, environment = split_round.session, split_round.environment
         count = max(1, round(self.eta * len(session.data)))
         scores = bandit.compute_scores()
         if self.select == "random":
             scores = 0.0 * scores
-        if self.elastic and self.cost_exponent and available:
+        if self.elastic and self.cost_exponent:
             upload = 4 * self.local.batch * torch.Size(session.activation_shape).numel()
             macs = self.local.batch * session.device_macs
             for client in available:
                 scores[client] /= environment.slowdown(client, macs, upload) ** self.cost_exponent
-        return select_top_clients(
-            scores, available, count, rng_stream(session.seed, "orchestrator", *position)
-        )
+        rng = rng_stream(session.seed, "orchestrator", split_round.number, step)
+        return select_top_clients(scores, available, count, rng)
 
     def _compute_local_loss(self, output: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
         embedding, activation = output
@@ -154,85 +135,18 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
         return loss
 
     def _start_batch(
-        self,
-        session: Session,
-        environment: SplitEnvironment,
-        position: tuple[int, int],
-        lr: float,
-        selected: list[int],
-        client: int,
+        self, split_round: SplitRound, step: int, lr: float, selected: list[int], client: int
     ) -> OpenBatch | None:
-        """Start a client's mini-batch; return None if the client leaves meanwhile."""
-        samples = session.batch_size(client, position[1])
-        rates = self._select_rates(session, environment, client, samples)
-        request = BatchRequest(*position, lr, rates, client in selected)
-        subnet = sample_subnet(session.device_net, request, session.seed, client)
-        cost = session.device_step_cost(samples, subnet, is_trained=self.is_client_trained)
-        forward = SplitStepCost(cost.forward_macs, cost.forward_macs, samples)
-        if not environment.compute(client, forward):
-            return None
-        if not session.is_dry:
-            session.clients[client].request_batch(request)
-        return OpenBatch(request, cost)
-
-    def _select_rates(
-        self, session: Session, environment: SplitEnvironment, client: int, samples: int
-    ) -> tuple[float, ...]:
-        """Choose the rates at which a client drops filters."""
-        if not self.elastic:
-            return ()
-        table = resolve_table(self.table, session.device_net)
-        full = samples * session.device_net.macs(session.device_net.full, training=True)
-        share = np.array([environment.affordable_share(client, full)])
-        return table.rates[int(CostRows(table.shares).find_rows(share)[0])]
-
-    def _finish_batch(
-        self, session: Session, environment: SplitEnvironment, client: int, open_batch: OpenBatch
-    ) -> float | None:
-        """Finish a client's mini-batch; return the server's loss if the client used the server."""
-        request, cost = open_batch
-        shape = (cost.samples, *session.activation_shape)
-        server_cost = session.server_step_cost(cost.samples, needs_gradient=self.gradient)
-        backward = SplitStepCost(cost.macs - cost.forward_macs, 0.0, 0)
-        loss = None
-        if session.is_dry:
-            if request.needs_activation:
-                environment.send(client, None, shape, self.payload)
-                environment.serve(client, server_cost)
-                if self.gradient:
-                    entries = torch.Size(shape).numel()
-                    size = self.payload.dense_size(entries)
-                    environment.send_gradient(client, size, dense=4 * entries, nonzero=4 * entries)
-                loss = 1.0
-            environment.compute(client, backward)
-            return loss
-        part, body = session.clients[client], None
-        if request.needs_activation:
-            message = part.forward()
-            if message is None:
-                return None
-            batch = environment.send(client, message, shape, self.payload)
-            if batch is not None:
-                environment.serve(client, server_cost)
-                loss, gradient = session.active_server.step(
-                    client, *batch, request.lr, needs_gradient=self.gradient
-                )
-                environment.record_loss(client, loss)
-                if gradient is not None:
-                    body = self.payload.encode(gradient)
-                    dense, nonzero = 4 * gradient.numel(), 4 * int(torch.count_nonzero(batch[0]))
-                    environment.send_gradient(client, len(body), dense=dense, nonzero=nonzero)
-        if self.is_client_trained and environment.compute(client, backward):
-            part.backward(body)
-        else:
-            part.skip()
-        return loss
-
-    def _relay_part(
-        self, session: Session, environment: SplitEnvironment, client: int, available: list[int]
-    ) -> None:
-        """Pass a client's part on to the next one, as the authors' code does."""
-        if self.relay and len(available) > 1:
-            receiver = available[(available.index(client) + 1) % len(available)]
-            environment.transfer_part(client, receiver, session.device_bytes)
-            session.clients[receiver].load_params(session.clients[client].params)
+        rates: tuple[float, ...] = ()
+        if self.elastic:
+            table = resolve_table(self.table, split_round.session.device_net)
+            share = np.array([split_round.environment.affordable_share(client)])
+            rates = table.rates[int(CostRows(table.shares).find_rows(share)[0])]
+        return split_round.start_batch(
+            client,
+            step,
+            lr,
+            rates=rates,
+            needs_activation=client in selected,
+            is_trained=self.is_client_trained,
+        )

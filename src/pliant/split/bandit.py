@@ -55,12 +55,10 @@ class Bandit:
         return bound
 
     def state_dict(self) -> Params:
-        """Return the state as named tensors."""
         table = np.stack([self.losses, self.selections, *self.last_losses])
         return {"table": torch.from_numpy(table.copy()), "rows": torch.tensor(self.history_length)}
 
     def load_state_dict(self, state: Params) -> None:
-        """Restore what `state_dict` returned."""
         table = state["table"].numpy().copy()
         self.losses, self.selections, self.last_losses = table[0], table[1], table[2:]
         self.history_length = int(state["rows"])

@@ -1,12 +1,12 @@
-"""The building blocks of split methods: training settings, step costs and the environment."""
+"""The building blocks of split methods: training settings, costs and the environment."""
 
 import math
-from typing import NamedTuple, Protocol
-
-from torch import Tensor
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from pliant.nn.optimisers import Adam, Optimiser
-from pliant.split.payload import Payload
 from pliant.value import Count, Natural, Value
 
 
@@ -28,54 +28,74 @@ class SplitTraining(Value, frozen=True):
         return lr * (1 + math.cos(math.pi * min(rounds_done, self.period) / self.period)) / 2
 
 
-class SplitStepCost(NamedTuple):
-    """What a mini-batch costs one side of the cut."""
+@dataclass
+class ClientCosts:
+    """The running costs of one client in a round."""
 
-    macs: float  # forward and backward
-    forward_macs: float  # of these, the forward pass, which is what the authors of AdaSplit count
-    samples: int
+    macs: float = 0.0
+    samples: int = 0
+    steps: int = 0
+    up: int = 0
+    down: int = 0
+    busy: float = 0.0
+    waited: float = 0.0
+    forward: float = 0.0  # MACs of the forward passes, which is what AdaSplit's authors count
+    server: float = 0.0  # likewise, of the server for this client
+    uplinks: int = 0
+    dense: int = 0
+    nonzero: int = 0
+    relayed: int = 0
+    losses: list[float] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    has_left: bool = False
+
+    def add_pass(self, macs: float, samples: int) -> None:
+        """Add a forward pass on some samples, or a backward pass on none."""
+        self.macs += macs
+        if samples:
+            self.forward += macs
+            self.samples += samples
+            self.steps += 1
 
 
 class SplitEnvironment(Protocol):
-    """The devices, links and server of a split run, with their clocks and ledger."""
+    """What a method may ask about the devices of a round."""
 
     def available_clients(self) -> list[int]:
         """Return the clients that are available now."""
 
-    def affordable_share(self, client: int, macs: float) -> float:
-        """Return the share of these MACs that a client can do now in the time of one mini-batch."""
+    def affordable_share(self, client: int) -> float:
+        """Return the share of a mini-batch that a client can do now in the time of a full one."""
 
     def slowdown(self, client: int, macs: float, upload_bytes: int) -> float:
         """Return how many times longer an update takes now than with full resources."""
 
-    def compute(self, client: int, cost: SplitStepCost) -> bool:
-        """Let a client compute; return whether it stayed until the end."""
-
-    def send(
-        self, client: int, message: object | None, shape: tuple[int, ...], payload: Payload
-    ) -> tuple[Tensor, Tensor] | None:
-        """Upload a message; return its activations and labels, or None if it is rejected.
-
-        Without a message (in a dry run), charge the bytes of a dense one.
-        """
-
-    def serve(self, client: int, cost: SplitStepCost) -> None:
-        """Let the server compute on a client's message."""
-
-    def send_gradient(self, client: int, size: int, *, dense: int, nonzero: int) -> None:
-        """Send a gradient to a client, which waits for it."""
-
-    def transfer_part(self, sender: int, receiver: int, size: int) -> None:
-        """Send a client's part to another client, which waits for it."""
-
-    def sync_parts(self, clients: list[int], size: int) -> None:
-        """Upload the clients' parts and send them the merged one."""
-
-    def record_refusal(self, client: int, reason: str) -> None:
-        """Record why something from a client was rejected."""
-
     def barrier(self) -> None:
         """Wait until all clients have finished."""
 
-    def record_loss(self, client: int, loss: float) -> None:
-        """Record the loss of a mini-batch."""
+
+class ChargedEnvironment(SplitEnvironment, Protocol):
+    """The clocks of devices, links and server; `SplitRound` charges them with all that it does.
+
+    It keeps the clients' MACs and seconds; `SplitRound` counts all else.
+    """
+
+    @property
+    def costs(self) -> Sequence[ClientCosts]: ...
+
+    def compute(self, client: int, macs: float, samples: int) -> bool:
+        """Let a client compute; return whether it stayed until the end.
+
+        A forward pass has samples, a backward pass has none.
+        """
+
+    def upload(self, client: int, size: int) -> None: ...
+
+    def serve(self, client: int, macs: float) -> None:
+        """Let the server compute on a client's message."""
+
+    def download(self, client: int, size: int) -> None:
+        """Send a reply to a client's message; the client waits for it."""
+
+    def transfer(self, senders: Sequence[int], receivers: Sequence[int], size: int) -> None:
+        """Send parts by way of the server; every receiver waits for the last sender."""

@@ -5,6 +5,7 @@ are drawn from that address, so that a step has the same result wherever the cli
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from pliant.split.payload import Message, Payload, encode_labels
 
 LabelledBatch = tuple[Tensor, Tensor]
 LocalLoss = Callable[[Any, Tensor], Tensor]  # of the part's output and the labels
+DRY_MESSAGE = object()  # stands for a dense message
 
 
 class BatchRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,8 +38,7 @@ class SplitClient(Protocol):
     """A client's part; every requested mini-batch ends with `backward` or `skip`."""
 
     @property
-    def params(self) -> Params:
-        """Return the part's parameters."""
+    def params(self) -> Params: ...
 
     def request_batch(self, request: BatchRequest) -> None:
         """Request a mini-batch without waiting for it."""
@@ -54,35 +55,26 @@ class SplitClient(Protocol):
     def load_params(self, params: Mapping[str, Tensor]) -> None:
         """Replace the parameters; keep the optimiser's state."""
 
-    def reset_optimiser(self) -> None:
-        """Reset the optimiser's state."""
+    def reset_optimiser(self) -> None: ...
 
-    def state_dict(self) -> Params:
-        """Return the state as named tensors."""
+    def state_dict(self) -> Params: ...
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned."""
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
 
+@dataclass(eq=False)
 class LocalClient:
     """A client in this process, which computes only when a result is needed."""
 
-    def __init__(
-        self,
-        number: int,
-        part: TrainablePart,
-        load_batch: Callable[[int, int, int], LabelledBatch],  # by client, round and step
-        *,
-        seed: int,
-        payload: Payload,
-        classes: int,
-        local_loss: LocalLoss | None,
-    ) -> None:
-        self.number, self.part = number, part
-        self._load_batch, self._seed = load_batch, seed
-        self._payload, self._classes, self._local_loss = payload, classes, local_loss
-        self._request: BatchRequest | None = None
-        self._forward_pass: tuple[ForwardPass, Tensor] | None = None
+    number: int
+    part: TrainablePart
+    load_batch: Callable[[int, int, int], LabelledBatch]  # by client, round and step
+    seed: int
+    payload: Payload
+    classes: int
+    local_loss: LocalLoss | None
+    _request: BatchRequest | None = None
+    _forward_pass: tuple[ForwardPass, Tensor] | None = None
 
     @property
     def params(self) -> Params:
@@ -91,19 +83,19 @@ class LocalClient:
     def request_batch(self, request: BatchRequest) -> None:
         self._request, self._forward_pass = request, None
 
-    def forward(self) -> Message:
+    def forward(self) -> object:
         forward_pass, labels = self._run_forward()
         activation: Tensor = forward_pass.output[1]
-        body = self._payload.encode(activation)
-        return Message(tuple(activation.shape), body, encode_labels(labels, self._classes))
+        body = self.payload.encode(activation)
+        return Message(tuple(activation.shape), body, encode_labels(labels, self.classes))
 
     def backward(self, gradient: bytes | None) -> None:
         forward_pass, labels = self._run_forward()
         assert self._request is not None
-        loss = None if self._local_loss is None else self._local_loss(forward_pass.output, labels)
+        loss = None if self.local_loss is None else self.local_loss(forward_pass.output, labels)
         if gradient is not None:
             activation: Tensor = forward_pass.output[1]
-            product = (activation * self._payload.decode(gradient, tuple(activation.shape))).sum()
+            product = (activation * self.payload.decode(gradient, tuple(activation.shape))).sum()
             loss = product if loss is None else loss + product
         if loss is not None:
             leaves = list(forward_pass.leaves.values())
@@ -132,10 +124,21 @@ class LocalClient:
             request = self._request
             if request is None:
                 raise ValueError(f"client {self.number}: expected a requested batch, got none")
-            x, y = self._load_batch(self.number, request.round, request.step)
-            subnet = sample_subnet(self.part.net, request, self._seed, self.number)
+            x, y = self.load_batch(self.number, request.round, request.step)
+            subnet = sample_subnet(self.part.net, request, self.seed, self.number)
             self._forward_pass = self.part.run(subnet, x), y
         return self._forward_pass
+
+
+class DryClient(LocalClient):  # a subclass, as it keeps all of the part's state
+    """A client that computes nothing."""
+
+    def forward(self) -> object:
+        return DRY_MESSAGE
+
+    def backward(self, gradient: bytes | None) -> None: ...
+
+    def skip(self) -> None: ...
 
 
 def sample_subnet(net: Elastic, request: BatchRequest, seed: int, client: int) -> Subnet:

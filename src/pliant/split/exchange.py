@@ -1,74 +1,185 @@
-"""The classic exchange of split learning: activations up, gradients down, a step on both sides."""
+"""One round of split learning: each call lets clients or the server act, and charges the cost."""
 
+from collections.abc import Mapping
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
 import torch
 
-from pliant.split.base import SplitEnvironment, SplitStepCost
-from pliant.split.client import BatchRequest
-from pliant.split.payload import Payload
+from pliant.params import Params, is_finite, normalise_weights, weighted_sum
+from pliant.split.base import ChargedEnvironment, SplitEnvironment
+from pliant.split.client import DRY_MESSAGE, BatchRequest, sample_subnet
+from pliant.split.payload import Message, get_label_dtype
 from pliant.split.server import ServerPart
 from pliant.split.session import Session
+from pliant.split.validation import MessageManifest, decode_message
 
 
-def start_batch(
-    session: Session,
-    environment: SplitEnvironment,
-    client: int,
-    position: tuple[int, int],
-    *,
-    lr: float,
-) -> bool:
-    """Start a client's mini-batch of a round and step; return whether the client stayed."""
-    samples = session.batch_size(client, position[1])
-    cost = session.device_step_cost(samples, session.device_net.full, is_trained=True)
-    forward = SplitStepCost(cost.forward_macs, cost.forward_macs, samples)
-    if not environment.compute(client, forward):
-        return False
-    if not session.is_dry:
-        session.clients[client].request_batch(BatchRequest(*position, lr))
-    return True
+class OpenBatch(NamedTuple):
+    """A mini-batch that a client has started."""
+
+    client: int
+    request: BatchRequest
+    samples: int
+    backward_macs: float
+    is_trained: bool
 
 
-def exchange_batch(
-    session: Session,
-    environment: SplitEnvironment,
-    server: ServerPart,
-    client: int,
-    step: int,
-    *,
-    lr: float,
-    payload: Payload,
-) -> None:
-    """Train both sides on a started mini-batch, or neither if its message is rejected."""
-    samples = session.batch_size(client, step)
-    cost = session.device_step_cost(samples, session.device_net.full, is_trained=True)
-    shape = (samples, *session.activation_shape)
-    backward = SplitStepCost(cost.macs - cost.forward_macs, 0.0, 0)
-    server_cost = session.server_step_cost(samples, needs_gradient=True)
-    if session.is_dry:
-        environment.send(client, None, shape, payload)
-        environment.serve(client, server_cost)
-        entries = torch.Size(shape).numel()
-        size = payload.dense_size(entries)
-        environment.send_gradient(client, size, dense=4 * entries, nonzero=4 * entries)
-        environment.compute(client, backward)
-        return
-    part = session.clients[client]
-    message = part.forward()
-    if message is None:
-        return
-    batch = environment.send(client, message, shape, payload)
-    if batch is None:
-        part.skip()
-        return
-    environment.serve(client, server_cost)
-    loss, gradient = server.step(client, *batch, lr, needs_gradient=True)
-    assert gradient is not None
-    body = payload.encode(gradient)
-    # the authors of AdaSplit charge as much down as up
-    nonzero = 4 * int(torch.count_nonzero(batch[0]))
-    environment.send_gradient(client, len(body), dense=4 * gradient.numel(), nonzero=nonzero)
-    environment.record_loss(client, loss)
-    if environment.compute(client, backward):
-        part.backward(body)
-    else:
-        part.skip()
+class SplitRound:
+    """Round `number` of `rounds`, as a method sees it.
+
+    A method acts only through these calls, so that nothing is done without being charged.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        environment: ChargedEnvironment,
+        number: int,
+        rounds: int,
+        *,
+        max_abs: float,  # bound on activations
+    ) -> None:
+        self.session, self.number, self.rounds = session, number, rounds
+        self.environment: SplitEnvironment = environment
+        self._charged, self._max_abs = environment, max_abs
+
+    def start_batch(
+        self,
+        client: int,
+        step: int,
+        lr: float,
+        *,
+        rates: tuple[float, ...] = (),
+        needs_activation: bool = True,
+        is_trained: bool = True,
+    ) -> OpenBatch | None:
+        """Start a client's mini-batch; return None if the client leaves meanwhile."""
+        session = self.session
+        samples = session.batch_size(client, step)
+        request = BatchRequest(self.number, step, lr, rates, needs_activation)
+        subnet = sample_subnet(session.device_net, request, session.seed, client)
+        forward, training = session.count_device_macs(subnet)
+        if not self._charged.compute(client, samples * forward, samples):
+            return None
+        session.clients[client].request_batch(request)
+        backward = samples * training - samples * forward
+        return OpenBatch(client, request, samples, backward, is_trained)
+
+    def finish_batch(
+        self, batch: OpenBatch, server: ServerPart, *, needs_gradient: bool = True
+    ) -> float | None:
+        """Train both sides on a mini-batch; return the server's loss if it was trained.
+
+        A client without a gradient, for instance of a rejected message, needs a local loss.
+        """
+        part, loss, gradient = self.session.clients[batch.client], None, None
+        if batch.request.needs_activation:
+            message = part.forward()
+            if message is None:
+                return None  # the client has left
+            loss, gradient = self._train_server(
+                batch, message, server, needs_gradient=needs_gradient
+            )
+        is_trained = batch.is_trained and (gradient is not None or self.session.has_local_loss)
+        if is_trained and self._charged.compute(batch.client, batch.backward_macs, 0):
+            part.backward(gradient)
+        else:
+            part.skip()
+        return loss
+
+    def _train_server(
+        self, batch: OpenBatch, message: object, server: ServerPart, *, needs_gradient: bool
+    ) -> tuple[float | None, bytes | None]:
+        """Return the loss and the encoded gradient; neither if the message is rejected."""
+        session, client = self.session, batch.client
+        payload, classes = session.payload, session.data.train.classes
+        costs = self._charged.costs[client]
+        shape = (batch.samples, *session.activation_shape)
+        dense, dense_size = 4 * prod(shape), payload.dense_size(prod(shape))
+        label_size = batch.samples * np.dtype(get_label_dtype(classes)).itemsize
+        size = message.size if isinstance(message, Message) else dense_size + label_size
+        costs.up += size
+        costs.uplinks += 1
+        costs.dense += dense
+        self._charged.upload(client, size)
+        loss, gradient, nonzero = 1.0, None, dense
+        if message is DRY_MESSAGE:
+            gradient = bytes(dense_size) if needs_gradient else None
+        else:
+            manifest = MessageManifest(
+                client, shape, classes, session.client_classes[client], payload, self._max_abs
+            )
+            decoded = decode_message(message, manifest)
+            if isinstance(decoded, str):
+                costs.refused[decoded] += 1
+                return None, None
+            nonzero = 4 * int(torch.count_nonzero(decoded[0]))
+            lr = batch.request.lr
+            loss, grad = server.step(client, *decoded, lr, needs_gradient=needs_gradient)
+            gradient = None if grad is None else payload.encode(grad)
+            costs.losses.append(loss)
+        costs.nonzero += nonzero
+        macs = 3 * session.server_macs if needs_gradient else session.server_training_macs
+        costs.server += batch.samples * session.server_macs
+        self._charged.serve(client, batch.samples * macs)
+        if gradient is not None:
+            costs.down += len(gradient)
+            costs.dense += dense
+            costs.nonzero += nonzero  # the authors of AdaSplit charge as much down as up
+            self._charged.download(client, len(gradient))
+        return loss, gradient
+
+    def transfer_part(self, sender: int, receiver: int) -> None:
+        """Pass a client's part on to another client."""
+        self._charge_transfer([sender], [receiver])
+        clients = self.session.clients
+        clients[receiver].load_params(clients[sender].params)
+
+    def show_part(self, client: int) -> None:
+        """Give all clients the part of one, free of charge, for their evaluation."""
+        for other, part in self.session.clients.items():
+            if other != client:
+                part.load_params(self.session.clients[client].params)
+
+    def reset_optimisers(self) -> None:
+        for part in self.session.clients.values():
+            part.reset_optimiser()
+
+    def average_parts(self) -> list[int]:
+        """Give all clients the mean of the available clients' parts; return whose parts entered."""
+        clients, available = self.session.clients, self.environment.available_clients
+        parts = {client: clients[client].params for client in available()}
+        # a client may leave while its part is fetched
+        parts = {client: parts[client] for client in parts if client in available()}
+        for client in [client for client in parts if not is_finite(parts[client])]:
+            reason = f"client {client}: expected a part of finite numbers"
+            self._charged.costs[client].refused[reason] += 1
+            del parts[client]
+        if parts:
+            self._charge_transfer(list(parts), list(parts))
+            mean = average_params(self.session, parts)
+            for part in clients.values():
+                part.load_params(mean)
+        return list(parts)
+
+    def _charge_transfer(self, senders: list[int], receivers: list[int]) -> None:
+        size, costs = self.session.device_bytes, self._charged.costs
+        for client in senders:
+            costs[client].up += size
+            costs[client].relayed += size
+        for client in receivers:
+            costs[client].down += size
+        self._charged.transfer(senders, receivers, size)
+
+
+def average_params(session: Session, params: Mapping[int, Params]) -> Params:
+    """Average the parameters of clients, weighted by their numbers of samples."""
+    sizes = [float(len(session.data.shares[client])) for client in params]
+    mean = weighted_sum(zip(normalise_weights(sizes), params.values(), strict=True))
+    first = next(iter(params.values()))
+    return {
+        name: (mean[name] if tensor.is_floating_point() else mean[name].round()).to(tensor.dtype)
+        for name, tensor in first.items()
+    }

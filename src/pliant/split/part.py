@@ -11,25 +11,21 @@ from pliant.nn.compiler.program import BoundProgram
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimisers import Adam, Optimiser
 from pliant.nn.subnet import Subnet
-from pliant.params import Params, clone
+from pliant.params import Params, clone, flatten, select_subtree
 
 
 class TrainablePart:
     """Parameters and buffers, trained in place."""
 
     def __init__(self, net: Elastic, params: Mapping[str, Tensor], optimiser: Optimiser) -> None:
-        self.net = net
-        self.optimiser = optimiser
+        self.net, self.optimiser = net, optimiser
         self.params = clone(params)
         self.trained_names = [name for name in self.params if name in net.trainable_names]
-        self.optimiser_state: list[Params] = []
-        self.step_count = 0
         self.reset_optimiser()
 
     def reset_optimiser(self) -> None:
-        """Reset the optimiser's state."""
         self.step_count = 0
-        self.optimiser_state = [
+        self.optimiser_state: list[Params] = [
             {name: torch.zeros_like(self.params[name]) for name in self.trained_names}
             for _ in range(self.optimiser.num_state_tensors)
         ]
@@ -55,21 +51,13 @@ class TrainablePart:
         if forward_pass.subnet is self.net.full:
             self.step_params(named, lr)
             return
-        self.step_count += 1
         bound = forward_pass.bound
         params = {name: forward_pass.leaves[name].detach() for name in named}
         states = [
             self.net.take({name: state[name] for name in named}, bound)
             for state in self.optimiser_state
         ]
-        step_optimiser(
-            self.optimiser,
-            list(params.values()),
-            list(named.values()),
-            [[state[name] for name in named] for state in states],
-            lr,
-            self.step_count,
-        )
+        self._step(params, named, states, lr)
         # includes the norm statistics that the pass updated
         self.params = self.net.put(self.params, {**forward_pass.params, **params}, bound)
         self.optimiser_state = [
@@ -79,23 +67,25 @@ class TrainablePart:
 
     def step_params(self, grads: Mapping[str, Tensor], lr: float) -> None:
         """Update full-size parameters in place."""
+        self._step(self.params, grads, self.optimiser_state, lr)
+
+    def _step(
+        self, params: Params, grads: Mapping[str, Tensor], states: list[Params], lr: float
+    ) -> None:
         self.step_count += 1
-        params = [self.params[name] for name in grads]
-        states = [[state[name] for name in grads] for state in self.optimiser_state]
-        step_optimiser(self.optimiser, params, list(grads.values()), states, lr, self.step_count)
+        tensors = [params[name] for name in grads]
+        state = [[state[name] for name in grads] for state in states]
+        step_optimiser(self.optimiser, tensors, list(grads.values()), state, lr, self.step_count)
 
     def state_dict(self) -> Params:
-        """Return the state as named tensors."""
-        tensors = {f"params/{name}": tensor.clone() for name, tensor in self.params.items()}
-        for number, state in enumerate(self.optimiser_state):
-            tensors |= {f"memory{number}/{name}": tensor.clone() for name, tensor in state.items()}
-        return tensors | {"time": torch.tensor(self.step_count)}
+        memory = {f"memory{n}": clone(state) for n, state in enumerate(self.optimiser_state)}
+        time = torch.tensor(self.step_count)
+        return flatten({"params": clone(self.params), **memory, "time": time})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned."""
-        self.params = clone(select_subtree("params", state))
+        self.params = clone(select_subtree(state, "params"))
         self.optimiser_state = [
-            clone(select_subtree(f"memory{n}", state)) for n in range(len(self.optimiser_state))
+            clone(select_subtree(state, f"memory{n}")) for n in range(len(self.optimiser_state))
         ]
         self.step_count = int(state["time"])
 
@@ -109,14 +99,6 @@ class ForwardPass:
     params: Params  # parameters and buffers of the subnet
     leaves: Params  # the trained ones among them
     output: Any
-
-
-def select_subtree(prefix: str, state: Mapping[str, Tensor]) -> Params:
-    """Return the tensors whose names start with `prefix/`, without the prefix."""
-    start = f"{prefix}/"
-    return {
-        name.removeprefix(start): tensor for name, tensor in state.items() if name.startswith(start)
-    }
 
 
 def step_optimiser(

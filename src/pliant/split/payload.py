@@ -23,7 +23,6 @@ class Message:
 
     @property
     def size(self) -> int:
-        """Return the number of bytes sent."""
         return len(self.body) + len(self.labels)
 
 
@@ -93,19 +92,18 @@ class Payload(Value, frozen=True):
         return bitmap + (4 if self.dtype == "int8" else 0) + entries * width
 
 
-def label_dtype(classes: int) -> str:
+def get_label_dtype(classes: int) -> str:
     """Return the smallest integer type that holds the labels."""
     return "<u1" if classes <= 256 else "<u4"
 
 
 def encode_labels(labels: Tensor, classes: int) -> bytes:
-    """Encode labels."""
-    return labels.numpy().astype(label_dtype(classes)).tobytes()
+    return labels.numpy().astype(get_label_dtype(classes)).tobytes()
 
 
 def decode_labels(raw: bytes, classes: int) -> Tensor:
     """Decode labels; raise `ValueError` if their length is odd."""
-    dtype = np.dtype(label_dtype(classes))
+    dtype = np.dtype(get_label_dtype(classes))
     if len(raw) % dtype.itemsize:
         raise ValueError(f"labels of {dtype.itemsize} bytes each, got {len(raw)} bytes")
     return torch.from_numpy(np.frombuffer(raw, dtype).astype(np.int64))

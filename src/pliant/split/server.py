@@ -11,11 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pliant.nn.elastic import Elastic
-from pliant.nn.optimisers import Optimiser
-from pliant.params import Params, clone
+from pliant.params import Params, clone, flatten, group_subtrees
 from pliant.rng import rng_stream
-from pliant.split.part import TrainablePart, select_subtree
+from pliant.split.part import TrainablePart
 
 ServerStepResult = tuple[float, Tensor | None]  # the loss and the gradient of the activations
 
@@ -28,14 +26,12 @@ class ServerPart(Protocol):
     ) -> ServerStepResult:
         """Train on a mini-batch; return its loss and, if needed, the activations' gradient."""
 
-    def effective_params(self, client: int) -> Params:
-        """Return the parameters that apply to a client."""
+    def effective_params(self, client: int, threshold: float = 0.0) -> Params:
+        """Return the parameters that apply to a client, with gates below the threshold closed."""
 
-    def state_dict(self) -> Params:
-        """Return the state as named tensors."""
+    def state_dict(self) -> Params: ...
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned."""
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
 
 class SharedServer:
@@ -56,7 +52,7 @@ class SharedServer:
         self.part.apply_gradients(forward_pass, grads[: len(leaves)], lr)
         return float(loss.detach()), grads[-1] if needs_gradient else None
 
-    def effective_params(self, client: int) -> Params:
+    def effective_params(self, client: int, threshold: float = 0.0) -> Params:
         return self.part.params
 
     def state_dict(self) -> Params:
@@ -76,34 +72,19 @@ class MaskedServer:
     """
 
     def __init__(
-        self,
-        net: Elastic,
-        params: Params,
-        optimiser: Optimiser,
-        *,
-        penalty: float,
-        penalised: PenaltyScope,
-        seed: int,
+        self, part: TrainablePart, *, penalty: float, penalised: PenaltyScope, seed: int
     ) -> None:
-        self.part = TrainablePart(net, params, optimiser)
+        self.part, self.penalty, self.penalised, self.seed = part, penalty, penalised, seed
         self.masks: dict[int, TrainablePart] = {}
         # the part is large: allocating memory in every step would cost more than the arithmetic
-        self._gates = {
-            name: torch.empty_like(self.part.params[name]) for name in self.part.trained_names
-        }
+        self._gates = {name: torch.empty_like(part.params[name]) for name in part.trained_names}
         self._scratch = clone(self._gates)
-        self.penalty = penalty
-        self.penalised = penalised
-        self.seed = seed
 
     def get_mask(self, client: int) -> TrainablePart:
-        """Return a client's logits."""
         if client not in self.masks:
-            rng = rng_stream(self.seed, "mask", client)
+            rng, params = rng_stream(self.seed, "mask", client), self.part.params
             logits = {
-                name: torch.from_numpy(
-                    rng.standard_normal(tuple(self.part.params[name].shape), np.float32)
-                )
+                name: torch.from_numpy(rng.standard_normal(tuple(params[name].shape), np.float32))
                 for name in self.part.trained_names
             }
             self.masks[client] = TrainablePart(self.part.net, logits, self.part.optimiser)
@@ -116,9 +97,7 @@ class MaskedServer:
         for name in part.trained_names:
             torch.sigmoid(logits[name], out=self._gates[name])
             torch.mul(part.params[name], self._gates[name], out=self._scratch[name])
-        leaves = {
-            name: self._scratch[name].detach().requires_grad_() for name in part.trained_names
-        }
+        leaves = {n: self._scratch[n].detach().requires_grad_() for n in part.trained_names}
         x = activation.detach().requires_grad_(needs_gradient)
         output = part.net.run({**part.params, **leaves}, part.net.bind(part.net.full), x)
         loss = F.cross_entropy(output, labels)
@@ -149,9 +128,7 @@ class MaskedServer:
                     other_mask.step_params(slopes, lr)
 
     def effective_params(self, client: int, threshold: float = 0.0) -> Params:
-        """Return a client's weights, with gates below the threshold closed."""
-        params = clone(self.part.params)
-        logits = self.get_mask(client).params
+        params, logits = clone(self.part.params), self.get_mask(client).params
         for name in self.part.trained_names:
             gate = torch.sigmoid(logits[name])
             if threshold:
@@ -160,13 +137,11 @@ class MaskedServer:
         return params
 
     def state_dict(self) -> Params:
-        state = {f"shared/{name}": tensor for name, tensor in self.part.state_dict().items()}
-        for client, mask in self.masks.items():
-            state |= {f"mask{client}/{name}": tensor for name, tensor in mask.state_dict().items()}
-        return state
+        masks = {f"mask{client}": mask.state_dict() for client, mask in self.masks.items()}
+        return flatten({"shared": self.part.state_dict(), **masks})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.part.load_state_dict(select_subtree("shared", state))
-        clients = {name.partition("/")[0] for name in state} - {"shared"}
-        for client in sorted(int(name.removeprefix("mask")) for name in clients):
-            self.get_mask(client).load_state_dict(select_subtree(f"mask{client}", state))
+        groups = group_subtrees(state)
+        self.part.load_state_dict(groups.pop("shared"))
+        for client in sorted(int(name.removeprefix("mask")) for name in groups):
+            self.get_mask(client).load_state_dict(groups[f"mask{client}"])

@@ -2,25 +2,46 @@
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from pliant.data import Batches, FederatedData, make_batches
+from pliant.devices import Fleet
 from pliant.devices.vector_rng import FloatArray
 from pliant.nn.cut import split_network
 from pliant.nn.elastic import elastic
 from pliant.nn.subnet import Subnet
 from pliant.params import Params, get_params, nbytes
-from pliant.split.base import SplitStepCost, SplitTraining
-from pliant.split.client import LabelledBatch, LocalClient, LocalLoss, SplitClient
+from pliant.split.base import SplitTraining
+from pliant.split.client import DryClient, LabelledBatch, LocalClient, LocalLoss, SplitClient
 from pliant.split.client_module import ClientModule, make_projection_head, reinitialise
 from pliant.split.part import TrainablePart
 from pliant.split.payload import Payload
 from pliant.split.server import ServerPart
 
 ClientFactory = Callable[[LocalClient], SplitClient]
+
+
+class SplitSetup(Protocol):
+    """A split method, as a session uses it."""
+
+    @property
+    def cut(self) -> str: ...
+
+    @property
+    def local(self) -> SplitTraining: ...
+
+    @property
+    def payload(self) -> Payload: ...
+
+    @property
+    def has_head(self) -> bool: ...
+
+    def set_up(self, session: "Session") -> ServerPart:
+        """Make the session's clients; return the server's part."""
 
 
 class Session:
@@ -32,32 +53,33 @@ class Session:
 
     def __init__(
         self,
+        method: SplitSetup,
         net: nn.Module,
         data: FederatedData,
-        local: SplitTraining,
-        cut_point: str,
-        *,
+        fleet: Fleet,
         seed: int,
-        has_head: bool = False,
+        *,
         is_dry: bool = False,
         make_client: ClientFactory | None = None,
         only_client: int | None = None,
     ) -> None:
+        if fleet.size < len(data):
+            raise ValueError(f"Expected a fleet of at least {len(data)} clients, got {fleet.size}")
         example = data.train.get_normalised(slice(0, 1))
-        self.net, self.data, self.local = net, data, local
-        self.seed, self.is_dry = seed, is_dry
+        self.net, self.data, self.seed, self.is_dry = net, data, seed, is_dry
+        self.local, self.payload = method.local, method.payload
         self._make_client, self._only_client = make_client, only_client
-        self.split_network = split_network(net, example, cut_point)
+        self.split_network = split_network(net, example, method.cut)
         shapes = self.split_network.cut_point.shapes
         if len(shapes) != 1:
             raise ValueError(
-                f"Expected a cut with one activation, got {len(shapes)} after {cut_point!r} "
+                f"Expected a cut with one activation, got {len(shapes)} after {method.cut!r} "
                 "(list all cuts with `pliant inspect --cuts`)"
             )
         self.activation_shape = shapes[0]
         with torch.random.fork_rng(devices=[]):  # new modules draw random weights
             torch.manual_seed(0)
-            head = make_projection_head(self.activation_shape) if has_head else nn.Identity()
+            head = make_projection_head(self.activation_shape) if method.has_head else nn.Identity()
         self.template = ClientModule(self.split_network.device, reinitialise(head, seed, "head"))
         self.device_net = elastic(self.template, example)
         self.server_net = elastic(self.split_network.server, torch.zeros(1, *self.activation_shape))
@@ -66,9 +88,9 @@ class Session:
         self.server_macs = self.server_net.macs(self.server_net.full)
         self.server_training_macs = self.server_net.macs(self.server_net.full, training=True)
         self.clients: dict[int, SplitClient] = {}
-        self.server: ServerPart | None = None
         self.method_state: dict[str, Params] = {}  # kept between rounds
         self._cached_epoch = lru_cache(maxsize=4 * max(1, len(data)))(self._load_epoch)
+        self.server = method.set_up(self)
 
     @property
     def iterations(self) -> int:
@@ -76,12 +98,11 @@ class Session:
         return max(self.num_batches(client) for client in range(len(self.data)))
 
     @cached_property
-    def samples_per_round(self) -> FloatArray:
-        """Return how many samples each client trains on in a round."""
+    def round_macs(self) -> FloatArray:
+        """Return the MACs of each client in a round of full mini-batches."""
         clients, steps = range(len(self.data)), range(self.iterations)
-        return np.array(
-            [sum(self.batch_size(client, step) for step in steps) for client in clients], float
-        )
+        samples = [sum(self.batch_size(client, step) for step in steps) for client in clients]
+        return np.array(samples, float) * self.device_training_macs
 
     def num_batches(self, client: int) -> int:
         """Return the mini-batches of one pass over a client's data."""
@@ -93,7 +114,6 @@ class Session:
         return self._cached_epoch(client, round, epoch)[index]
 
     def batch_size(self, client: int, step: int) -> int:
-        """Return the number of samples in a mini-batch."""
         samples, index = len(self.data.shares[client]), step % self.num_batches(client)
         return min(self.local.batch, samples - index * self.local.batch)
 
@@ -105,62 +125,51 @@ class Session:
 
     @cached_property
     def client_classes(self) -> list[frozenset[int]]:
-        """Return the classes of each client's data."""
         labels = self.data.train.labels.numpy()
         return [frozenset(np.unique(labels[share]).tolist()) for share in self.data.shares]
 
     def make_clients(
-        self,
-        make_module: Callable[[int], nn.Module],
-        payload: Payload,
-        local_loss: LocalLoss | None = None,
+        self, make_module: Callable[[int], nn.Module], local_loss: LocalLoss | None = None
     ) -> None:
         """Make the clients with their parts and, if the method has one, their local loss."""
+        self.has_local_loss = local_loss is not None
+        client_class = DryClient if self.is_dry else LocalClient
         for number in range(len(self.data)) if self._only_client is None else [self._only_client]:
             params = get_params(make_module(number))
-            client = LocalClient(
+            client = client_class(
                 number,
                 TrainablePart(self.device_net, params, self.local.optimiser),
                 self.load_batch,
                 seed=self.seed,
-                payload=payload,
+                payload=self.payload,
                 classes=self.data.train.classes,
                 local_loss=local_loss,
             )
             self.clients[number] = self._make_client(client) if self._make_client else client
 
-    @property
-    def active_server(self) -> ServerPart:
-        """Return the server's part, which the method makes at the start."""
-        assert self.server is not None
-        return self.server
+    def make_server_part(self, params: Params | None = None) -> TrainablePart:
+        """Make a server's part with the network's parameters or given ones."""
+        params = get_params(self.split_network.server) if params is None else params
+        return TrainablePart(self.server_net, params, self.local.optimiser)
 
     def make_client_module(self, client: int) -> nn.Module:
         """Make a client's module with its own random weights."""
         return reinitialise(self.template, self.seed, "client", client)
 
-    def device_step_cost(self, samples: int, subnet: Subnet, *, is_trained: bool) -> SplitStepCost:
-        """Return what a mini-batch costs a client."""
+    def count_device_macs(self, subnet: Subnet) -> tuple[float, float]:
+        """Return a client's MACs per sample: of the forward pass, and of both passes."""
         if subnet is self.device_net.full:
-            forward, training = self.device_macs, self.device_training_macs
-        else:
-            forward = self.device_net.macs(subnet)
-            training = self.device_net.macs(subnet, training=True)
-        macs = training if is_trained else forward
-        return SplitStepCost(samples * macs, samples * forward, samples)
+            return self.device_macs, self.device_training_macs
+        return self.device_net.macs(subnet), self.device_net.macs(subnet, training=True)
 
-    def server_step_cost(self, samples: int, *, needs_gradient: bool) -> SplitStepCost:
-        """Return what a mini-batch costs the server."""
-        macs = 3 * self.server_macs if needs_gradient else self.server_training_macs
-        return SplitStepCost(samples * macs, samples * self.server_macs, samples)
-
-    def assemble_params(self, client: int, server_params: Params) -> Params:
+    def assemble_params(self, client: int, threshold: float) -> Params:
         """Return a client's full network: its own part and the server's."""
         device_params = {
             name.removeprefix("device."): tensor
             for name, tensor in self.clients[client].params.items()
             if name.startswith("device.")
         }
+        server_params = self.server.effective_params(client, threshold)
         return {**get_params(self.net), **device_params, **server_params}
 
     @cached_property

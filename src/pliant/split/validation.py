@@ -17,7 +17,7 @@ class MessageManifest:
     classes: int
     client_classes: frozenset[int]
     payload: Payload
-    largest: float  # bound on activations
+    max_abs: float  # bound on activations
 
 
 def decode_message(message: object, manifest: MessageManifest) -> tuple[Tensor, Tensor] | str:
@@ -26,7 +26,7 @@ def decode_message(message: object, manifest: MessageManifest) -> tuple[Tensor, 
     >>> from pliant.split.validation import MessageManifest, decode_message
     >>> from pliant.split.payload import Message, Payload
     >>> dense = Payload(zeros="sent")
-    >>> manifest = MessageManifest(3, (1, 2), 10, frozenset({7}), dense, largest=1e6)
+    >>> manifest = MessageManifest(3, (1, 2), 10, frozenset({7}), dense, max_abs=1e6)
     >>> decode_message(Message((1, 2), bytes(8), b"\\x07"), manifest)
     (tensor([[0., 0.]]), tensor([7]))
     >>> decode_message(Message((1, 2), bytes(8), b"\\x09"), manifest)
@@ -61,6 +61,6 @@ def _try_decode(message: object, manifest: MessageManifest) -> tuple[Tensor, Ten
     if not maximum < float("inf"):
         kind = "NaN" if torch.isnan(activations).any() else "an infinity"
         return f"activations of finite numbers, got {kind}"
-    if maximum > manifest.largest:
-        return f"activations up to {manifest.largest:g}, got {maximum:.6g}"
+    if maximum > manifest.max_abs:
+        return f"activations up to {manifest.max_abs:g}, got {maximum:.6g}"
     return activations, labels

@@ -5,14 +5,12 @@ client's part moves on to the next client after every mini-batch (as in the base
 authors) or after every pass over a client's data (Thapa et al., SplitFed, AAAI 2022).
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
-from pliant.params import get_params
-from pliant.split.base import SplitEnvironment, SplitTraining
-from pliant.split.exchange import exchange_batch, start_batch
-from pliant.split.part import TrainablePart
+from pliant.split.base import SplitTraining
+from pliant.split.exchange import SplitRound
 from pliant.split.payload import Payload
 from pliant.split.server import SharedServer
 from pliant.split.session import Session
@@ -30,49 +28,35 @@ class VanillaSplit(Value, frozen=True, tag="split"):
     True
     """
 
+    has_head: ClassVar[bool] = False
+    threshold: ClassVar[float] = 0.0
+
     cut: str = "stage1"  # the last layer of the client's part
     local: SplitTraining = SplitTraining()
     turn: Literal["batch", "pass"] = "batch"
     payload: Payload = Payload()
 
-    @property
-    def has_head(self) -> bool:
-        return False
+    def set_up(self, session: Session) -> SharedServer:
+        session.make_clients(lambda _: session.template)
+        return SharedServer(session.make_server_part())
 
-    @property
-    def threshold(self) -> float:
-        return 0.0
-
-    def begin(self, session: Session) -> None:
-        session.make_clients(lambda _: session.template, self.payload)
-        server = get_params(session.split_network.server)
-        session.server = SharedServer(
-            TrainablePart(session.server_net, server, self.local.optimiser)
-        )
-
-    def train(
-        self, session: Session, environment: SplitEnvironment, number: int, rounds: int
-    ) -> None:
-        lr = self.local.lr_at(number)
-        server = session.active_server
+    def train(self, split_round: SplitRound) -> None:
+        session = split_round.session
+        lr = self.local.lr_at(split_round.number)
         state = session.method_state.get("turn")
         previous = None if state is None else int(state["client"])
         for client, step in self._list_turns(session):
-            if client not in environment.available_clients():
+            if client not in split_round.environment.available_clients():
                 continue
             if previous is not None and previous != client:
-                environment.transfer_part(previous, client, session.device_bytes)
-                session.clients[client].load_params(session.clients[previous].params)
-            if start_batch(session, environment, client, (number, step), lr=lr):
-                exchange_batch(
-                    session, environment, server, client, step, lr=lr, payload=self.payload
-                )
+                split_round.transfer_part(previous, client)
+            batch = split_round.start_batch(client, step, lr)
+            if batch is not None:
+                split_round.finish_batch(batch, session.server)
             previous = client
         if previous is not None:
             session.method_state["turn"] = {"client": torch.tensor(previous)}
-            for client, part in session.clients.items():
-                if client != previous:  # all clients are evaluated with the newest part
-                    part.load_params(session.clients[previous].params)
+            split_round.show_part(previous)
 
     def _list_turns(self, session: Session) -> list[tuple[int, int]]:
         clients = range(len(session.data))

@@ -24,8 +24,7 @@ class JsonlWriter:
     def __init__(self, path: Path, file_format: FileFormat) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        size = count_complete_bytes(path)
-        if size:
+        if size := count_complete_bytes(path):
             with open(path, "rb") as file:
                 self._header_size = check_header(file, path, file_format)
         self._file = open(path, "ab")  # noqa: SIM115 - closed by close(), the object is the context
@@ -57,7 +56,6 @@ class JsonlWriter:
         self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> "JsonlWriter":

@@ -24,11 +24,8 @@ def create_run_dir(folder: Path, config: dict[str, Any]) -> None:
     if (folder / CONFIG_FILE).exists():
         raise FileExistsError(f"{folder} already holds a run: resume it or choose another folder")
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    atomic.write_bytes(
-        folder / "versions.json", _format_json({"command": command} | collect_versions())
-    )
-    header = {"format": formats.RUN_CONFIG.number}
-    atomic.write_bytes(folder / CONFIG_FILE, _format_json(header | config))
+    _write_json(folder / "versions.json", {"command": command} | collect_versions())
+    _write_json(folder / CONFIG_FILE, {"format": formats.RUN_CONFIG.number} | config)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -86,18 +83,13 @@ def _find_commit(package: Path) -> str | None:
     root = package.parent.parent
     if package.parent.name != "src" or not (root / ".git").exists():
         return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
-        completed = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return completed.stdout.strip() or None
 
 
-def _format_json(value: Any) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+def _write_json(path: Path, value: Any) -> None:
+    atomic.write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

@@ -30,7 +30,6 @@ class RunLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Release the lock."""
         self._file.close()
 
 

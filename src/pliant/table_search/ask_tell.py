@@ -4,6 +4,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from pliant.table_search.pareto import FloatArray
 
 
@@ -44,3 +46,8 @@ SearchGenerator = Generator[TrialRequest, TrialLosses, FloatArray]
 def request_same_seeds(vectors: FloatArray, seeds: tuple[int, ...]) -> TrialRequest:
     """Request every vector at the same seeds."""
     return TrialRequest(vectors, (seeds,) * len(vectors))
+
+
+def average_over_seeds(losses: list[FloatArray]) -> FloatArray:
+    """Return the mean loss of each vector."""
+    return np.array([row.mean() for row in losses])

@@ -10,7 +10,12 @@ import numpy as np
 
 from pliant.extras import require
 from pliant.rng import derive_seed, rng_stream
-from pliant.table_search.ask_tell import SearchGenerator, SearchProblem, request_same_seeds
+from pliant.table_search.ask_tell import (
+    SearchGenerator,
+    SearchProblem,
+    average_over_seeds,
+    request_same_seeds,
+)
 from pliant.table_search.pareto import FloatArray, find_pareto_front
 from pliant.value import Count, Fraction, Positive, Value
 
@@ -44,7 +49,7 @@ class Nsga2(Value, frozen=True, tag="nsga2"):
             vectors = next(evolution)
             while True:
                 reply = yield request_same_seeds(vectors, seeds)
-                losses = np.array([row.mean() for row in reply.accuracy])
+                losses = average_over_seeds(reply.accuracy)
                 vectors = evolution.send(np.stack([problem.cost(vectors), losses], axis=1))
         except StopIteration as stop:
             front: FloatArray = stop.value
@@ -108,18 +113,15 @@ class RandomSearch(Value, frozen=True, tag="random"):
     vectors: Count = 64 * 51
 
     def count_trainings(self, sites: int, seeds: int) -> int:
-        """Return the number of short trainings the search needs."""
         return self.vectors * seeds
 
     def propose(self, problem: SearchProblem) -> SearchGenerator:
-        """Draw rates independently and keep the front."""
-        count = max(0, self.vectors - 2)
-        random_vectors = rng_stream(problem.seed, "random").uniform(
-            0, problem.highest_rate, (count, problem.sites)
-        )
+        shape = max(0, self.vectors - 2), problem.sites
+        rng = rng_stream(problem.seed, "random")
+        random_vectors = rng.uniform(0, problem.highest_rate, shape)
         vectors = np.concatenate([make_corners(problem), random_vectors])
         reply = yield request_same_seeds(vectors, problem.seeds[: problem.search_seed_count])
-        losses = np.array([row.mean() for row in reply.accuracy])
+        losses = average_over_seeds(reply.accuracy)
         return vectors[find_pareto_front(problem.cost(vectors), losses)]
 
 
@@ -129,11 +131,9 @@ class UniformRates(Value, frozen=True, tag="uniform"):
     vectors: Count = 64
 
     def count_trainings(self, sites: int, seeds: int) -> int:
-        """Return the number of short trainings the search needs."""
         return 0
 
     def propose(self, problem: SearchProblem) -> SearchGenerator:
-        """Return evenly spaced rates without requesting any training."""
         rates = np.linspace(problem.highest_rate, 0.0, self.vectors)
         yield from ()
         return np.repeat(rates[:, None], problem.sites, axis=1)

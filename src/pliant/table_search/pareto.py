@@ -1,4 +1,4 @@
-"""Pareto fronts of two objectives, both minimised, and their hypervolume."""
+"""Pareto fronts of objectives that are all minimised, and the hypervolume of two."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,11 @@ def find_pareto_front(costs: FloatArray, losses: FloatArray) -> IntArray:
     is_new = np.concatenate([[True], best[1:] < best[:-1]]) if len(order) else np.array([], bool)
     front: IntArray = order[is_new]
     return front
+
+
+def find_undominated(costs: FloatArray) -> list[bool]:
+    """Return for each row whether no other is as low everywhere and lower somewhere."""
+    return [not ((costs <= row).all(axis=1) & (costs < row).any(axis=1)).any() for row in costs]
 
 
 def hypervolume(

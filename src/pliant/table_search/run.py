@@ -5,20 +5,19 @@ killed search, run it again: it repeats its requests, takes the results from the
 reach, and trains the rest.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import nn
 
 from pliant import __version__
 from pliant.data import ImageDataset
-from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.table_file import save_table
 from pliant.params import Params, digest
@@ -28,13 +27,13 @@ from pliant.table_search.ask_tell import (
     SearchProblem,
     TrialLosses,
     TrialRequest,
+    average_over_seeds,
     request_same_seeds,
 )
 from pliant.table_search.pareto import FloatArray, hypervolume
 from pliant.table_search.settings import SearchSettings
 from pliant.table_search.short_training import (
     SearchContext,
-    ShortTrainingSettings,
     Trial,
     TrialOutcome,
     evaluate_on_proxy,
@@ -115,18 +114,13 @@ def iter_search(
     copying them would cost more.
     """
     settings = settings or SearchSettings()
-    setup = partial(
-        _make_context, make_inputs or partial(_return_inputs, net, proxy), settings.objective
-    )
-    with open_pool(workers or InlineWorkers(), setup, run_short_training) as pool:
-        run = _start_search(net, proxy, settings, pool, folder)
-        with closing(run.trial_log):
-            yield from run.measure_corners()
-            front_vectors = yield from run.run_algorithm()
-            table = yield from run.measure_table(front_vectors)
-            if folder is not None:
-                save_table(folder / TABLE_FILE, table, _describe_provenance(run))
-            yield run.make_progress("done", table)
+    with _open_search(net, proxy, settings, workers, folder, make_inputs) as run:
+        yield from run.measure_corners()
+        front_vectors = yield from run.run_algorithm()
+        table = yield from run.measure_table(front_vectors)
+        if folder is not None:
+            save_table(folder / TABLE_FILE, table, run.describe_provenance())
+        yield run.make_progress("done", table)
 
 
 def measure_vectors(
@@ -144,34 +138,23 @@ def measure_vectors(
 
     The corners are measured at the same seeds.
     """
-    setup = partial(
-        _make_context, make_inputs or partial(_return_inputs, net, proxy), settings.objective
-    )
-    with open_pool(workers or InlineWorkers(), setup, run_short_training) as pool:
-        run = _start_search(net, proxy, settings, pool, folder)
-        with closing(run.trial_log):
-            run.seeds = seeds
-            for _ in run.measure_corners():
-                pass
-            request = request_same_seeds(round_rates(vectors), seeds)
-            for _ in run.train_missing(_list_trials(request), "fresh"):
-                pass
-            losses = [float(row.mean()) for row in run.normalise_losses(request).accuracy]
-            return np.column_stack([run.compute_costs(request.vectors), losses])
+    with _open_search(net, proxy, settings, workers, folder, make_inputs) as run:
+        run.seeds = seeds
+        request = request_same_seeds(round_rates(vectors), seeds)
+        for _ in chain(run.measure_corners(), run.train_missing(request, "fresh")):
+            pass
+        points = run.compute_points(request, run.normalise_losses(request))
+        return np.array(points).reshape(-1, 2)
 
 
 def load_trial_points(
     net: nn.Module, proxy: ImageDataset, settings: SearchSettings, folder: Path
 ) -> FloatArray:
     """Return cost and loss of every vector that the search in a folder tried, in its order."""
-    with open_pool(InlineWorkers(), _make_no_context, run_short_training) as pool:
-        run = _start_search(net, proxy, settings, pool, folder)
-        with closing(run.trial_log):
-            for _ in run.measure_corners():
-                pass
-            for _ in run.run_algorithm():
-                pass
-            return np.array(run.points).reshape(-1, 2)
+    with _open_search(net, proxy, settings, None, folder, None) as run:
+        for _ in chain(run.measure_corners(), run.run_algorithm()):
+            pass
+        return np.array(run.points).reshape(-1, 2)
 
 
 def copy_trials(source_folder: Path, folder: Path) -> None:
@@ -182,32 +165,37 @@ def copy_trials(source_folder: Path, folder: Path) -> None:
         atomic.write_bytes(folder / name, content)
 
 
-def _make_no_context() -> Any:
-    return None
-
-
-def _start_search(
+@contextmanager
+def _open_search(
     net: nn.Module,
     proxy: ImageDataset,
     settings: SearchSettings,
-    pool: Pool[Trial, TrialOutcome],
+    workers: AnyWorkers | None,
     folder: Path | None,
-) -> "_SearchState":
-    context = make_search_context(net, proxy, settings.objective)
-    if not context.net.sites:
-        raise ValueError("Expected a network with filters to drop, found none")
-    snapshot_params = _load_or_train_snapshot(context, folder)
-    address = f"{context.digest} {digest(snapshot_params)}"
-    log = TrialLog(blake2b(address.encode(), digest_size=16).hexdigest(), folder)
-    return _SearchState(settings, context, snapshot_params, pool, log)
+    make_inputs: InputFactory | None,
+) -> Iterator["_SearchState"]:
+    workers = workers or InlineWorkers()
+    setup: Callable[[], SearchContext] = partial(
+        make_search_context, net, proxy, settings.objective
+    )
+    get_context = cache(setup)
+    if isinstance(workers, InlineWorkers):
+        setup = get_context  # shared with this process
+    elif make_inputs is not None:
+        setup = partial(_make_context, make_inputs, settings)
+    with open_pool(workers, setup, run_short_training) as pool:
+        context = get_context()
+        if not context.net.sites:
+            raise ValueError("Expected a network with filters to drop, found none")
+        snapshot_params = _load_or_train_snapshot(context, folder)
+        address = f"{context.digest} {digest(snapshot_params)}"
+        log = TrialLog(blake2b(address.encode(), digest_size=16).hexdigest(), folder)
+        with closing(log):
+            yield _SearchState(settings, context, snapshot_params, pool, log)
 
 
-def _return_inputs(net: nn.Module, proxy: ImageDataset) -> tuple[nn.Module, ImageDataset]:
-    return net, proxy
-
-
-def _make_context(make_inputs: InputFactory, settings: ShortTrainingSettings) -> SearchContext:
-    return make_search_context(*make_inputs(), settings)
+def _make_context(make_inputs: InputFactory, settings: SearchSettings) -> SearchContext:
+    return make_search_context(*make_inputs(), settings.objective)
 
 
 def _load_or_train_snapshot(context: SearchContext, folder: Path | None) -> Params:
@@ -249,7 +237,12 @@ class _SearchState:
         )
         self.full_rates = np.zeros(sites)
         self.highest_rates = round_rates(np.full(sites, settings.highest_rate))
-        self.step_cost = _make_step_cost(settings, self.context.net)
+        self.step_cost: Callable[[FloatArray], float] = partial(
+            self.context.net.macs, training=True
+        )
+        if settings.cost == "seconds":
+            assert settings.profile is not None
+            self.step_cost = partial(settings.profile.predict_seconds, self.context.net)
         self.min_step_cost = self.step_cost(self.highest_rates)
         self.max_step_cost = self.step_cost(self.full_rates)
         self.expected_trainings = settings.algorithm.count_trainings(sites, objective.seeds)
@@ -260,13 +253,7 @@ class _SearchState:
         costs = np.array([self.step_cost(vector) for vector in round_rates(vectors)])
         return (costs - self.min_step_cost) / (self.max_step_cost - self.min_step_cost)
 
-    def compute_macs_share(self, rates: Sequence[float]) -> float:
-        """Return the expected MACs of a training step as a share of the full network's."""
-        net = self.context.net
-        return net.macs(rates, training=True) / net.macs(0.0, training=True)
-
     def make_progress(self, stage: str, table: ParetoTable | None = None) -> SearchProgress:
-        """Return the progress so far."""
         points = np.array(self.points).reshape(-1, 2)
         done = len(self.requested)
         volume = hypervolume(points[:, 0], points[:, 1])
@@ -275,9 +262,7 @@ class _SearchState:
     def measure_corners(self) -> Iterator[SearchProgress]:
         """Measure the full network and the highest rates, to which all losses are relative."""
         corners = np.stack([self.full_rates, self.highest_rates])
-        yield from self.train_missing(
-            _list_trials(request_same_seeds(corners, self.seeds)), "corners"
-        )
+        yield from self.train_missing(request_same_seeds(corners, self.seeds), "corners")
         full, highest = (self._get_gains(rates, self.seeds).mean(axis=0) for rates in corners)
         # where dropout has no measurable cost, assume that of one image
         smallest = np.array([1 / len(self.context.eval_images), 1e-3])
@@ -298,11 +283,9 @@ class _SearchState:
             request = next(algorithm)
             while True:
                 request = TrialRequest(round_rates(request.vectors), request.seeds)
-                yield from self.train_missing(_list_trials(request), "search")
+                yield from self.train_missing(request, "search")
                 losses = self.normalise_losses(request)
-                means = [float(row.mean()) for row in losses.accuracy]
-                costs = self.compute_costs(request.vectors).tolist()
-                self.points += zip(costs, means, strict=True)
+                self.points += self.compute_points(request, losses)
                 request = algorithm.send(losses)
         except StopIteration as stop:
             front_vectors: FloatArray = stop.value
@@ -312,32 +295,31 @@ class _SearchState:
         self, front_vectors: FloatArray
     ) -> Generator[SearchProgress, None, ParetoTable]:
         """Measure the front at fresh seeds and build a table of it."""
-        vectors = np.unique(
-            np.concatenate([front_vectors, self.full_rates[None], self.highest_rates[None]]), axis=0
-        )
+        vectors = np.vstack([front_vectors, self.full_rates, self.highest_rates])
+        vectors = np.unique(vectors, axis=0)
         vectors = thin_vectors(vectors, self.compute_costs(vectors), self.settings.rows)
-        yield from self.train_missing(
-            _list_trials(request_same_seeds(vectors, self.fresh_seeds)), "fresh"
-        )
+        yield from self.train_missing(request_same_seeds(vectors, self.fresh_seeds), "fresh")
         start = evaluate_on_proxy(self.context, self.snapshot_params).accuracy
-        gains = np.array(
-            [self._get_gains(v, self.fresh_seeds)[:, 0].mean() - start for v in vectors]
-        )
+        accuracies = [self._get_gains(v, self.fresh_seeds)[:, 0].mean() for v in vectors]
+        gains = np.array(accuracies) - start
         rows = select_monotone(vectors, self.compute_costs(vectors), gains)
         rows = fill_gaps(rows, self.settings.rows, self.compute_costs)
         return build_table(self.context.net, rows, self.settings.profile)
 
-    def train_missing(self, trials: list[Trial], stage: str) -> Iterator[SearchProgress]:
-        """Run the trials that are not in the log yet."""
-        trials = list(dict.fromkeys(trials))
-        size = CHUNK_PER_WORKER * self.pool.count
+    def train_missing(self, request: TrialRequest, stage: str) -> Iterator[SearchProgress]:
+        """Run the trials of a request that are not in the log yet."""
+        net, size = self.context.net, CHUNK_PER_WORKER * self.pool.count
+        pairs = zip(*request, strict=True)
+        all_trials = (Trial(tuple(vector.tolist()), s) for vector, seeds in pairs for s in seeds)
+        trials = list(dict.fromkeys(all_trials))
         missing = [trial for trial in trials if self.trial_log.get(trial) is None]
         self.requested.update(set(trials).difference(missing))
         for start in range(0, len(missing), size):
             chunk = missing[start : start + size]
             outcomes = self.pool.run(chunk, self.snapshot_params)
             for trial, outcome in zip(chunk, outcomes, strict=True):
-                self.trial_log.put(trial, outcome, self.compute_macs_share(trial.rates))
+                share = net.macs(trial.rates, training=True) / net.macs(0.0, training=True)
+                self.trial_log.put(trial, outcome, share)
             self.requested.update(chunk)
             yield self.make_progress(stage)
 
@@ -351,6 +333,14 @@ class _SearchState:
             gains.append((outcome.accuracy, -outcome.loss))
         return np.array(gains)
 
+    def compute_points(
+        self, request: TrialRequest, losses: TrialLosses
+    ) -> list[tuple[float, float]]:
+        """Return the cost and the mean loss of each vector of a request."""
+        costs = self.compute_costs(request.vectors).tolist()
+        means = average_over_seeds(losses.accuracy).tolist()
+        return list(zip(costs, means, strict=True))
+
     def normalise_losses(self, request: TrialRequest) -> TrialLosses:
         losses = [
             (self._get_gains(self.full_rates, seeds) - self._get_gains(vector, seeds))
@@ -359,28 +349,11 @@ class _SearchState:
         ]
         return TrialLosses([row[:, 0] for row in losses], [row[:, 1] for row in losses])
 
-
-def _list_trials(request: TrialRequest) -> list[Trial]:
-    return [
-        Trial(tuple(vector.tolist()), seed)
-        for vector, seeds in zip(*request, strict=True)
-        for seed in seeds
-    ]
-
-
-def _make_step_cost(settings: SearchSettings, net: Elastic) -> Callable[[FloatArray], float]:
-    """Return the function that computes the cost of a training step: MACs or seconds."""
-    if settings.cost == "macs":
-        return partial(net.macs, training=True)
-    assert settings.profile is not None
-    return partial(settings.profile.predict_seconds, net)
-
-
-def _describe_provenance(state: _SearchState) -> dict[str, object]:
-    """Describe how a table was made, without time or path: equal searches write equal files."""
-    return {
-        "pliant": __version__,
-        "search": encode(state.settings),
-        "context": state.trial_log.context,
-        "trainings": len(state.requested),
-    }
+    def describe_provenance(self) -> dict[str, object]:
+        """Describe how a table was made, without time or path: equal searches write equal files."""
+        return {
+            "pliant": __version__,
+            "search": encode(self.settings),
+            "context": self.trial_log.context,
+            "trainings": len(self.requested),
+        }

@@ -6,20 +6,21 @@ of (snapshot, rates, seed); at one seed all vectors see the same mini-batches an
 draws, so that only the vector differs.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from itertools import chain, count, islice
 
 import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pliant.data import ImageDataset, make_batches
 from pliant.nn.elastic import Elastic, elastic
+from pliant.nn.evaluation import evaluate_batches, make_slices
 from pliant.nn.norm_statistics import NormStatistics, ReestimatedStats, prepare_norm_statistics
 from pliant.nn.optimisers import Optimiser, Sgd
 from pliant.nn.subnet import Sampling
@@ -84,13 +85,8 @@ class SearchContext:
     @cached_property
     def eval_batches(self) -> list[tuple[Tensor, Tensor]]:
         """Return the evaluation images, ready for the network, with their labels."""
-        return [
-            (
-                _convert_to_channels_last(self.eval_images.get_normalised(rows)),
-                self.eval_images.labels[rows],
-            )
-            for rows in _make_slices(len(self.eval_images), EVAL_BATCH)
-        ]
+        images, slices = self.eval_images, make_slices(len(self.eval_images), EVAL_BATCH)
+        return [(_get_channels_last(images, rows), images.labels[rows]) for rows in slices]
 
     @cached_property
     def digest(self) -> str:
@@ -106,25 +102,22 @@ def make_search_context(
     net: nn.Module, proxy: ImageDataset, settings: ShortTrainingSettings
 ) -> SearchContext:
     """Divide the proxy images into three parts and compile the network."""
-    count = len(proxy)
-    eval_count = min(settings.eval_images, count // 3)
-    snapshot_count = round((count - eval_count) * settings.snapshot_share)
-    train_count = count - eval_count - snapshot_count
+    total = len(proxy)
+    eval_count = min(settings.eval_images, total // 3)
+    snapshot_count = round((total - eval_count) * settings.snapshot_share)
+    train_count = total - eval_count - snapshot_count
     if min(eval_count, snapshot_count, train_count) < MIN_IMAGES:
         raise ValueError(
             f"Expected proxy images for a snapshot, a short training and its accuracy, at least "
-            f"{MIN_IMAGES} each, got {snapshot_count}, {train_count} and {eval_count} of {count}"
+            f"{MIN_IMAGES} each, got {snapshot_count}, {train_count} and {eval_count} of {total}"
         )
-    order = rng_stream(settings.seed, "proxy parts").permutation(count)
-    snapshot_images = distort_images(
-        proxy.select(np.sort(order[:snapshot_count])), settings.distortion, settings.seed
-    )
+    order = rng_stream(settings.seed, "proxy parts").permutation(total)
+    parts = np.split(order, [snapshot_count, snapshot_count + train_count])
+    snapshot_images, train_images, eval_images = (proxy.select(np.sort(part)) for part in parts)
+    snapshot_images = distort_images(snapshot_images, settings.distortion, settings.seed)
+    example = proxy.get_normalised(slice(0, 1))
     return SearchContext(
-        elastic(net, proxy.get_normalised(slice(0, 1))),
-        snapshot_images,
-        proxy.select(np.sort(order[snapshot_count : count - eval_count])),
-        proxy.select(np.sort(order[count - eval_count :])),
-        settings,
+        elastic(net, example), snapshot_images, train_images, eval_images, settings
     )
 
 
@@ -155,14 +148,12 @@ def _train_steps(
     trial: Trial,
     stream_name: str,
 ) -> None:
-    settings = context.settings
-    rows = np.arange(len(images))
-    batches = make_batches(images, rows, settings.batch, trial.seed, stream_name, 0)
-    for step in range(steps):
-        epoch, index = divmod(step, len(batches))
-        if epoch and index == 0:
-            batches = make_batches(images, rows, settings.batch, trial.seed, stream_name, epoch)
-        x, y = batches[index]
+    settings, rows = context.settings, np.arange(len(images))
+    epochs = (
+        make_batches(images, rows, settings.batch, trial.seed, stream_name, epoch)
+        for epoch in count()
+    )
+    for step, (x, y) in enumerate(islice(chain.from_iterable(epochs), steps)):
         if trial.rates:
             rng = rng_stream(trial.seed, "dropout", step)
             trainer.switch(context.net.draw(trial.rates, rng, settings.choice))
@@ -184,34 +175,19 @@ def lr_factor(step: int, steps: int, cooling: float) -> float:
 
 def evaluate_on_proxy(context: SearchContext, params: Params) -> TrialOutcome:
     """Return accuracy and loss of the full network on the evaluation images."""
-    net = context.net.module
+    net, total = context.net.module, len(context.eval_images)
 
-    def make_batches(samples: int, batch: int) -> list[Tensor]:
-        slices = _make_slices(min(samples, len(context.train_images)), batch)
-        images = (context.train_images.get_normalised(rows) for rows in slices)
-        return [_convert_to_channels_last(batch_images) for batch_images in images]
+    def iter_norm_batches(samples: int, batch: int) -> Iterator[Tensor]:
+        slices = make_slices(min(samples, len(context.train_images)), batch)
+        return (_get_channels_last(context.train_images, rows) for rows in slices)
 
-    prepared = prepare_norm_statistics(net, params, context.settings.statistics, make_batches)
-    was_training, correct, loss = net.training, 0, 0.0
-    net.eval()
-    try:
-        with torch.no_grad():
-            for x, labels in context.eval_batches:
-                out: Any = functional_call(net, prepared, (x,))
-                logits = out[0] if isinstance(out, tuple) else out
-                correct += int((logits.argmax(1) == labels).sum())
-                loss += float(F.cross_entropy(logits, labels, reduction="sum"))
-    finally:
-        net.train(was_training)
-    mean = loss / len(context.eval_images)
+    prepared = prepare_norm_statistics(net, params, context.settings.statistics, iter_norm_batches)
+    totals = evaluate_batches(net, prepared, context.eval_batches, context.eval_images.classes)
+    loss = totals.loss / total
     # the log needs a finite number even where training diverged
-    return TrialOutcome(correct / len(context.eval_images), mean if mean < MAX_LOSS else MAX_LOSS)
+    return TrialOutcome(totals.num_correct / total, loss if loss < MAX_LOSS else MAX_LOSS)
 
 
-def _convert_to_channels_last(images: Tensor) -> Tensor:
+def _get_channels_last(images: ImageDataset, rows: slice) -> Tensor:
     """Return images in the memory format in which a CPU convolves fastest."""
-    return images.contiguous(memory_format=torch.channels_last)
-
-
-def _make_slices(count: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    return images.get_normalised(rows).contiguous(memory_format=torch.channels_last)

@@ -9,7 +9,12 @@ front, not the luckiest of the vectors tried.
 import numpy as np
 
 from pliant.rng import rng_stream
-from pliant.table_search.ask_tell import SearchGenerator, SearchProblem, TrialLosses, TrialRequest
+from pliant.table_search.ask_tell import (
+    SearchGenerator,
+    SearchProblem,
+    TrialRequest,
+    average_over_seeds,
+)
 from pliant.table_search.pareto import FloatArray, find_pareto_front
 from pliant.table_search.surrogate import (
     Quadratic,
@@ -33,7 +38,6 @@ class SurrogateSearch(Value, frozen=True, tag="fast"):
     vectors: Count = 24  # of the front
 
     def count_trainings(self, sites: int, seeds: int) -> int:
-        """Return the number of short trainings the search needs: one per vector."""
         return self._design_size(sites) + self.rounds * self.per_round
 
     def propose(self, problem: SearchProblem) -> SearchGenerator:
@@ -47,7 +51,7 @@ class SurrogateSearch(Value, frozen=True, tag="fast"):
         for round_number in range(self.rounds + 1):
             reply = yield _make_request(problem, points, len(measured))
             measured = np.concatenate([measured, points])
-            losses = np.concatenate([losses, _average_entropy_losses(reply)])
+            losses = np.concatenate([losses, average_over_seeds(reply.entropy)])
             fold_order = rng_stream(problem.seed, "folds", round_number).random(len(measured))
             loss = fit_quadratic(measured, losses, fold_order)
             points = self._sample_near_front(loss, cost, problem, round_number)
@@ -94,7 +98,3 @@ def _make_request(problem: SearchProblem, points: FloatArray, done_count: int) -
     """Request each vector once, at one seed after another."""
     seeds = [(problem.seeds[(done_count + n) % len(problem.seeds)],) for n in range(len(points))]
     return TrialRequest(points * problem.highest_rate, tuple(seeds))
-
-
-def _average_entropy_losses(losses: TrialLosses) -> FloatArray:
-    return np.array([row.mean() for row in losses.entropy])

@@ -90,8 +90,9 @@ def _interpolate_row(
     if not low_cost < vector_cost < high_cost:
         return None
     part = (vector_cost - low_cost) / (high_cost - low_cost)
-    gain = float((1 - part) * rows.gains[index] + part * rows.gains[index + 1])
-    return vector, vector_cost, gain
+    low_gain, high_gain = rows.gains[index], rows.gains[index + 1]
+    gain = np.clip((1 - part) * low_gain + part * high_gain, low_gain, high_gain)  # may round below
+    return vector, vector_cost, float(gain)
 
 
 def round_rates(vectors: FloatArray) -> FloatArray:

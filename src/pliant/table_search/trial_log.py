@@ -29,7 +29,6 @@ class TrialRecord(msgspec.Struct, frozen=True):
     cost: float | msgspec.UnsetType = msgspec.UNSET
 
     def add_check(self) -> "TrialRecord":
-        """Return the record with its digest."""
         plain = msgspec.structs.replace(self, check="")
         check = blake2b(msgspec.json.encode(plain), digest_size=8).hexdigest()
         return msgspec.structs.replace(self, check=check)
@@ -61,7 +60,6 @@ class TrialLog:
             self._writer.append(TrialRecord(self.context, *values, cost=cost).add_check())
 
     def close(self) -> None:
-        """Close the file."""
         if self._writer is not None:
             self._writer.close()
 

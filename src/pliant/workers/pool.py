@@ -93,6 +93,9 @@ class Pool(Protocol[J, R]):
         worker dies runs again; the third death in a row raises `WorkerLost`.
         """
 
+    def close(self) -> None:
+        """Stop the workers."""
+
 
 @contextmanager
 def use_one_thread() -> Iterator[None]:
@@ -122,7 +125,7 @@ def open_pool(
 
 def _make_pool(
     workers: AnyWorkers, setup: Callable[[], W], run_job: Callable[[W, Params, J], R]
-) -> "_ClosablePool[J, R]":
+) -> Pool[J, R]:
     # imported here so that reading a configuration does not need the backends
     match workers:
         case InlineWorkers():
@@ -139,18 +142,13 @@ def _make_pool(
             return WorkerPool(workers, workers.count or backend.count_cpus(), backend)
 
 
-class _ClosablePool(Pool[J, R], Protocol[J, R]):
-    def close(self) -> None: ...
-
-
 class _InlinePool:
     """Jobs and results are copied, as between processes, so that nothing is shared."""
 
     def __init__(
         self, workers: InlineWorkers, setup: Callable[[], W], run_job: Callable[[W, Params, J], R]
     ) -> None:
-        self.workers = workers
-        self.count = 1
+        self.workers, self.count = workers, 1
         self._context: Any = setup()
         self._run_job: Callable[[Any, Params, Any], Any] = run_job
 
@@ -210,9 +208,7 @@ class WorkerPool(Generic[H]):
     """A pool of `count` workers of a backend, which replaces workers that die."""
 
     def __init__(self, workers: AnyWorkers, count: int, backend: WorkerBackend[H]) -> None:
-        self.workers = workers
-        self.count = count
-        self._backend = backend
+        self.workers, self.count, self._backend = workers, count, backend
         self._starting: set[H] = set()
         self._idle: list[H] = []
         self._busy: dict[H, int] = {}  # worker -> index of its job
@@ -283,8 +279,7 @@ class WorkerPool(Generic[H]):
         """Replace missing workers, unless starts keep failing; raise if there are no workers."""
         missing = self.count - len(self._list_workers())
         if len(self._lost_starts) < MAX_ATTEMPTS:
-            for _ in range(missing):
-                self._starting.add(self._backend.start())
+            self._starting.update(self._backend.start() for _ in range(missing))
         elif missing == self.count:
             raise WorkerLost(
                 f"{len(self._lost_starts)} workers in a row died while starting"

@@ -95,7 +95,7 @@ class ProcessBackend:
             yield by_pipe[pipe], _receive_reply(by_pipe[pipe])
 
     def stop(self, workers: Collection[ProcessHandle]) -> None:
-        stopping = [worker for worker in workers if worker in self._alive]
+        stopping = self._alive.intersection(workers)
         for worker in stopping:
             worker.process.terminate()
         for worker in stopping:

@@ -22,11 +22,8 @@ def choose_memory_folder() -> Path:
     >>> choose_memory_folder().is_dir()
     True
     """
-    if (
-        SHM_FOLDER.is_dir()
-        and os.access(SHM_FOLDER, os.W_OK)
-        and shutil.disk_usage(SHM_FOLDER).free >= MIN_FREE_BYTES
-    ):
+    is_writable = SHM_FOLDER.is_dir() and os.access(SHM_FOLDER, os.W_OK)
+    if is_writable and shutil.disk_usage(SHM_FOLDER).free >= MIN_FREE_BYTES:
         return SHM_FOLDER
     return Path(tempfile.gettempdir())
 
@@ -35,12 +32,9 @@ class Segment:
     """A file of fixed size that this process writes and workers map."""
 
     def __init__(self, path: Path, size: int) -> None:
-        self.path = path
-        self.size = size
+        self.path, self.size = path, size
         with path.open("xb+") as file:
-            if hasattr(
-                os, "posix_fallocate"
-            ):  # so that a full disk is an error now and not a crash later
+            if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a crash later
                 os.posix_fallocate(file.fileno(), 0, size)
             else:
                 file.truncate(size)

@@ -17,14 +17,8 @@ from pliant.data.download.cache import (
     unpack_archive,
 )
 from pliant.data.download.fetch import DownloadError
-from pliant.data.download.published import (
-    FEMNIST,
-    MANIFESTS,
-    DataFile,
-    DatasetManifest,
-    Download,
-    find_manifest,
-)
+from pliant.data.download.published import CIFAR10, FEMNIST, DataFile, DatasetManifest, Download
+from pliant.data.sources import DATASETS
 
 
 def sha256(raw):
@@ -33,7 +27,7 @@ def sha256(raw):
 
 ONE, TWO = b"one" * 1000, b"two" * 1000
 PAIR = (DataFile("one.bin", sha256(ONE)), DataFile("two.bin", sha256(TWO)))
-TARRED = DatasetManifest("tarred", "Two files in a tar", "folder", PAIR, ())
+TARRED = DatasetManifest("tarred", "Two files in a tar", "folder", PAIR)
 
 
 def make_tar(*members):
@@ -124,7 +118,7 @@ def test_a_set_is_missing_incomplete_damaged_or_complete(tmp_path):
     (tmp_path / "folder" / "one.bin").write_bytes(ONE[:-1] + b"x")
     status = inspect_dataset(TARRED, tmp_path)
     assert (status.state, status.damaged) == ("damaged", (str(tmp_path / "folder" / "one.bin"),))
-    assert inspect_dataset(TARRED, tmp_path, is_verified=False).state == "complete"
+    assert inspect_dataset(TARRED, tmp_path, verify=False).state == "complete"
     (tmp_path / "folder" / "one.bin").write_bytes(ONE)
     (tmp_path / "folder" / "two.bin.gz").write_bytes(gzip.compress(TWO)[:-3])
     assert inspect_dataset(TARRED, tmp_path).damaged == (str(tmp_path / "folder" / "two.bin.gz"),)
@@ -134,7 +128,7 @@ def test_an_archive_is_downloaded_unpacked_and_removed(served, tmp_path):
     folder, url = served
     (folder / "set.tar.gz").write_bytes(GOOD)
     manifest = DatasetManifest(
-        "tarred", "", "folder", PAIR, (Download(url + "set.tar.gz", sha256(GOOD), True),)
+        "tarred", "", "folder", PAIR, (Download(url + "set.tar.gz", sha256(GOOD)),)
     )
     assert download_dataset(manifest, tmp_path).state == "complete"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
@@ -143,13 +137,8 @@ def test_an_archive_is_downloaded_unpacked_and_removed(served, tmp_path):
 
 
 def test_an_archive_provided_by_hand_needs_no_network(tmp_path):
-    manifest = DatasetManifest(
-        "tarred",
-        "",
-        "folder",
-        PAIR,
-        (Download("http://127.0.0.1:1/set.tar.gz", sha256(GOOD), True),),
-    )
+    download = Download("http://127.0.0.1:1/set.tar.gz", sha256(GOOD))
+    manifest = DatasetManifest("tarred", "", "folder", PAIR, (download,))
     (tmp_path / "set.tar.gz").write_bytes(GOOD)
     assert download_dataset(manifest, tmp_path).state == "complete"
 
@@ -192,15 +181,10 @@ def test_the_error_for_a_set_without_a_url_tells_how_to_make_it(tmp_path):
     assert (status.state, status.missing) == ("incomplete", (str(tmp_path / "femnist" / "test"),))
 
 
-def test_manifests_are_found_by_name():
-    assert find_manifest("fashion-mnist").name == "fashion_mnist"
-    with pytest.raises(LookupError, match=r"expected one of mnist, .*, got imagenet"):
-        find_manifest("imagenet")
-
-
 def test_every_digest_is_a_sha256():
-    digests = [item.sha256 for m in MANIFESTS for item in (*m.files, *m.downloads)]
-    assert len(digests) == len(set(digests)) == 30
+    manifests = [dataset.manifest for dataset in DATASETS.values()]
+    digests = [item.sha256 for m in manifests for item in (*m.files, *m.downloads)]
+    assert len(digests) == len(set(digests)) == 31
     assert all(len(bytes.fromhex(digest)) == 32 for digest in digests)
 
 
@@ -214,14 +198,15 @@ def test_the_root_is_the_argument_or_the_environment_or_the_cache():
 
 def test_files_are_found_in_the_set_folder_or_the_root_plain_or_gzipped(tmp_path):
     (tmp_path / "file.gz").touch()
-    assert locate_file(tmp_path, "set", "file", "set") == tmp_path / "file.gz"
+    manifest = DatasetManifest("set", "", "set", ())
+    assert locate_file(tmp_path, manifest, "file") == tmp_path / "file.gz"
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "file").touch()
-    assert locate_file(tmp_path, "set", "file", "set") == tmp_path / "set" / "file"
+    assert locate_file(tmp_path, manifest, "file") == tmp_path / "set" / "file"
 
 
 def test_the_error_for_a_missing_file_names_its_path_and_the_command(tmp_path):
     with pytest.raises(FileNotFoundError) as error:
-        locate_file(tmp_path, "cifar-10-batches-bin", "test_batch.bin", "cifar10")
+        locate_file(tmp_path, CIFAR10, "test_batch.bin")
     assert str(tmp_path / "cifar-10-batches-bin" / "test_batch.bin") in str(error.value)
     assert "pliant data get cifar10" in str(error.value)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from tests.deploy.in_process import make_context, make_devices, make_experiment
 
+from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device import agent as agent_module
 from pliant.deploy.device.agent import DeviceAgent, localise_config
 from pliant.deploy.device.host import HostStatus, Limits
-from pliant.deploy.device.worker import ARRIVAL_HEADER, DeviceWorkerSetup, run_worker
+from pliant.deploy.device.worker import DeviceWorkerSetup, run_worker
 from pliant.deploy.messages import TrainRequest, decode_reply, encode_message
 from pliant.deploy.server.rounds import DeviceTransport, make_run
 from pliant.deploy.settings import ServerSettings

@@ -1,6 +1,10 @@
+from dataclasses import replace
+
+import pytest
 import torch
 
 from pliant.deploy.device.state import DeviceStateStore
+from pliant.storage import checkpoint, formats
 
 
 def test_the_merged_round_is_loaded_and_the_others_deleted(tmp_path):
@@ -31,3 +35,13 @@ def test_a_damaged_file_is_ignored(tmp_path):
 def test_no_state_means_no_file(tmp_path):
     DeviceStateStore(tmp_path).save(3, {}, {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_another_format_is_ignored(tmp_path, monkeypatch):
+    store = DeviceStateStore(tmp_path)
+    with monkeypatch.context() as newer:
+        newer.setattr(formats, "CHECKPOINT", replace(formats.CHECKPOINT, number=3))
+        store.save(3, {"variate": torch.ones(2)}, {})
+    with pytest.raises(formats.UnsupportedFormat):
+        checkpoint.load(next(tmp_path.iterdir()))
+    assert store.load(3) == ({}, {})

@@ -9,8 +9,6 @@ from pliant.deploy.grpc.channel import DeviceChannel
 from pliant.deploy.grpc.environment import WallClockEnvironment
 from pliant.deploy.grpc.frames import SplitReply
 from pliant.devices import Fleet
-from pliant.engine.split_ledger import ClientLedger
-from pliant.split.base import SplitStepCost
 from pliant.split.client import BatchRequest
 
 
@@ -22,17 +20,16 @@ def test_seconds_include_all_mini_batches_even_of_a_device_that_leaves(leaves):
     channel.mark_ready(stream_id, channel.epoch, 0)
     channel.join_round()
     remote = SimpleNamespace(channel=channel, problems=[])
-    ledger = ClientLedger(10, [frozenset(range(10))], 1e6)
     fleet = Fleet(size=1, round_seconds=30.0)
     environment = WallClockEnvironment(
-        fleet, np.array([1e9]), {0: remote}, ledger, seed=0, clock=lambda: now[0]
+        fleet, np.array([1e9]), {0: remote}, seed=0, clock=lambda: now[0]
     )
     assert environment.available_clients() == [0]
     for step in range(3):
-        environment.compute(0, SplitStepCost(1e6, 1e6, 16))
+        environment.compute(0, 1e6, samples=16)
         number = channel.send_request("ask", batch=BatchRequest(0, step, 0.1))
         channel.receive_reply(stream_id, SplitReply(number, number), {})
-        environment.compute(0, SplitStepCost(2e6, 0.0, 0))
+        environment.compute(0, 2e6, samples=0)
         number = channel.send_request("learn")
         now[0] += 2.0
         channel.receive_reply(stream_id, SplitReply(number, number, seconds=2.0), {})

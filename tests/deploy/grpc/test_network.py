@@ -11,6 +11,7 @@ from tests.deploy.grpc_in_process import (
     run_with_devices,
     simulate_rounds,
 )
+from tests.split.small_split import make_faulty
 
 from pliant.deploy.security.certificates import make_keys
 from pliant.engine.ledger import RoundRecord, TaskRecord, verify_records
@@ -77,7 +78,7 @@ def test_a_device_that_sends_nan_is_rejected_by_name_and_changes_nothing(keys, t
 
     devices[1]._build_client = build_corrupt_client
     records = run_with_devices(experiment, tmp_path, keys, devices)
-    simulate_rounds(experiment, tmp_path / "simulated", message_hook=corrupt)
+    simulate_rounds(experiment, tmp_path / "simulated", make_client=make_faulty(corrupt))
     assert records == list(read_records(tmp_path / "simulated"))
     tasks = [task for task in records if isinstance(task, TaskRecord) and task.device == 1]
     [outcome] = {task.outcome for task in tasks}

@@ -118,7 +118,7 @@ def test_a_missing_server_is_logged_once(monkeypatch, caplog):
             raise result
         return result
 
-    monkeypatch.setattr(probe, "_detect_protocol", detect)
+    monkeypatch.setattr(probe, "detect_protocol", detect)
     monkeypatch.setattr(probe.time, "sleep", lambda seconds: None)
     with caplog.at_level(logging.WARNING):
         assert probe.wait_for_server("127.0.0.1", 22100, None) == "split"
@@ -133,7 +133,7 @@ def test_an_unknown_host_is_refused_unless_the_resolver_says_try_again(monkeypat
     def interrupt(seconds):
         raise InterruptedError
 
-    monkeypatch.setattr(probe, "_detect_protocol", fail)
+    monkeypatch.setattr(probe, "detect_protocol", fail)
     monkeypatch.setattr(probe.time, "sleep", interrupt)
     with pytest.raises(ValueError if is_final else InterruptedError):
         probe.wait_for_server("nosuch.invalid", 22100, None)
@@ -142,19 +142,19 @@ def test_an_unknown_host_is_refused_unless_the_resolver_says_try_again(monkeypat
 @pytest.mark.parametrize("server", ["127.0.0.1:210500", "127.0.0.1:0", "a..b:9092", "localhost:²"])
 def test_an_impossible_address_is_refused(server):
     with pytest.raises(ValueError, match="Expected --server HOST:PORT"):
-        probe.check_address(server, None, None)
+        probe.parse_server_address(server, None, None)
 
 
 def test_a_missing_or_invalid_authority_is_refused(keys, tmp_path):
     key = keys / "devices" / "0" / "key"
     with pytest.raises(FileNotFoundError, match=r"ca\.crt: expected the authority"):
-        probe.check_address("localhost:9092", tmp_path / "ca.crt", key)
+        probe.parse_server_address("localhost:9092", tmp_path / "ca.crt", key)
     (tmp_path / "ca.crt").write_text("garbage")
     with pytest.raises(ValueError, match=r"ca\.crt: expected a certificate in PEM"):
-        probe.check_address("localhost:9092", tmp_path / "ca.crt", key)
-    assert probe.check_address("[::1]:9092", keys / "ca.crt", key) == ("::1", 9092)
+        probe.parse_server_address("localhost:9092", tmp_path / "ca.crt", key)
+    assert probe.parse_server_address("[::1]:9092", keys / "ca.crt", key) == ("::1", 9092)
 
 
 def test_the_error_for_a_remote_host_without_keys_names_the_option():
     with pytest.raises(ValueError, match=r"Expected --keys FOLDER for example\.org"):
-        probe.check_address("example.org:9092", None, None)
+        probe.parse_server_address("example.org:9092", None, None)

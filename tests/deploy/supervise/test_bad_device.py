@@ -17,32 +17,25 @@ from tests.deploy.in_process import (
     serve_rounds,
 )
 from tests.deploy.supervise.test_federation import PATIENT, find_free_port
+from tests.methods.wrapped_method import WrappedMethod
 
+from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device.host import Limits
-from pliant.deploy.device.worker import ARRIVAL_HEADER, DeviceWorkerSetup
+from pliant.deploy.device.worker import DeviceWorkerSetup
 from pliant.deploy.security.certificates import make_keys
 from pliant.deploy.supervise.federation import Federation
-from pliant.deploy.supervise.node import FlowerDeviceSupervisor
+from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.engine.ledger import RoundRecord, TaskRecord, verify_records
 from pliant.engine.run_store import read_records
 
 PROGRAM = str(Path(__file__).parents[1] / "bad_replies.py")
 
 
-class BadDeviceSupervisor(FlowerDeviceSupervisor):
-    worker_arguments = (PROGRAM,)
-
-
-class WithoutDevice1:
+class WithoutDevice1(WrappedMethod):
     """A method that merges the updates of all devices but number 1."""
 
-    def __init__(self, inner):
-        self.inner, self.local = inner, inner.local
-        self.make_budget_policy, self.train = inner.make_budget_policy, inner.train
-        self.select_subnet, self.subnet_to_send = inner.select_subnet, inner.subnet_to_send
-
     def merge(self, net, state, updates):
-        return self.inner.merge(net, state, [u for u in updates if u.device != 1])
+        return super().merge(net, state, [u for u in updates if u.device != 1])
 
 
 def check_records(records, experiment):
@@ -90,13 +83,15 @@ def test_a_bad_device_in_a_federation_with_tls_and_keys_changes_nothing(tmp_path
     federation = Federation(
         experiment, tmp_path / "run", settings=PATIENT, port=find_free_port(), keys=keys
     )
-    federation.devices[1] = BadDeviceSupervisor(
+    federation.devices[1] = DeviceSupervisor(
+        "federated",
         1,
         federation.server.address,
         tmp_path / "run" / "devices" / "1",
         Limits(),
         ca=keys / "ca.crt",
         key=keys / "devices" / "1" / "key",
+        worker=[PROGRAM],
     )
     with federation:
         for _ in federation.watch():

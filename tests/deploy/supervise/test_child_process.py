@@ -60,7 +60,7 @@ def test_a_second_ctrl_c_does_not_disturb_closing_a_server(tmp_path, capsys):
 def test_a_second_ctrl_c_does_not_disturb_closing_a_device(tmp_path, monkeypatch):
     from pliant.cli import main
 
-    monkeypatch.setattr(node, "FlowerDeviceSupervisor", InterruptedSupervisor)
+    monkeypatch.setattr(node, "DeviceSupervisor", InterruptedSupervisor)
     monkeypatch.setattr(probe, "wait_for_server", lambda *address: "federated")
     options = [
         "--server",

@@ -15,7 +15,8 @@ from pliant.deploy.device.host import Limits
 from pliant.deploy.security.certificates import make_device_key, make_keys
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.federation import Federation, open_run
-from pliant.deploy.supervise.node import FlowerDeviceSupervisor
+from pliant.deploy.supervise.node import DeviceSupervisor
+from pliant.deploy.supervise.server import ServerSupervisor
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.run_store import read_records
 from pliant.storage.run_lock import RunLock
@@ -82,8 +83,6 @@ def test_unknown_devices_are_refused(tmp_path):
     experiment = make_experiment(fleet={"size": 1, "round_seconds": 120.0}, per_round=1, rounds=1)
     open_run(tmp_path / "run", experiment)
     port = find_free_port()
-    from pliant.deploy.supervise.server import FlowerServerSupervisor
-
     credentials = {
         "registered": (keys / "ca.crt", keys / "devices" / "0" / "key"),
         "unknown": (keys / "ca.crt", keys / "stranger" / "key"),
@@ -91,13 +90,13 @@ def test_unknown_devices_are_refused(tmp_path):
         "plain": (None, None),
     }
     with (
-        FlowerServerSupervisor(tmp_path / "run", PATIENT, port=port, keys=keys) as server,
+        ServerSupervisor("federated", tmp_path / "run", PATIENT, port=port, keys=keys) as server,
         ExitStack() as stack,
     ):
         for name, (ca, key) in reversed(credentials.items()):
             folder = tmp_path / name
-            device = FlowerDeviceSupervisor(
-                0, f"127.0.0.1:{port}", folder, Limits(), ca=ca, key=key
+            device = DeviceSupervisor(
+                "federated", 0, f"127.0.0.1:{port}", folder, Limits(), ca=ca, key=key
             )
             stack.enter_context(device)
         assert [record.outcomes for record in server.watch()] == [{"finished": 1}]
@@ -123,51 +122,43 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
 
 
 def test_without_keys_only_loopback_is_served(tmp_path):
-    from pliant.deploy.supervise.server import FlowerServerSupervisor
-
     open_run(tmp_path / "run", make_experiment())
     with pytest.raises(ValueError, match="loopback only"):
-        FlowerServerSupervisor(tmp_path / "run", PATIENT, host="0.0.0.0")
+        ServerSupervisor("federated", tmp_path / "run", PATIENT, host="0.0.0.0")
     with pytest.raises(ValueError, match="loopback only"):
-        FlowerDeviceSupervisor(0, "example.org:9092", tmp_path / "device", Limits())
+        DeviceSupervisor("federated", 0, "example.org:9092", tmp_path / "device", Limits())
 
 
 @pytest.mark.parametrize("server", ["example.org", ":9092", "localhost:port", ""])
 def test_an_address_is_host_and_port(tmp_path, server):
     with pytest.raises(ValueError, match="HOST:PORT"):
-        FlowerDeviceSupervisor(0, server, tmp_path / "device", Limits())
+        DeviceSupervisor("federated", 0, server, tmp_path / "device", Limits())
 
 
 def test_a_taken_port_is_refused(tmp_path):
-    from pliant.deploy.supervise.server import FlowerServerSupervisor
-
     open_run(tmp_path / "run", make_experiment())
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ValueError, match="Cannot listen"):
-            FlowerServerSupervisor(tmp_path / "run", PATIENT, port=taken.getsockname()[1])
+            ServerSupervisor("federated", tmp_path / "run", PATIENT, port=taken.getsockname()[1])
 
 
 def test_a_second_server_on_the_same_run_is_refused_and_changes_nothing(tmp_path):
-    from pliant.deploy.supervise.server import FlowerServerSupervisor
-
     open_run(tmp_path / "run", make_experiment())
     lock = RunLock(tmp_path / "run", "server.lock")
     before = sorted(path.name for path in (tmp_path / "run").iterdir())
     with pytest.raises(BlockingIOError, match="in use by process"):
-        FlowerServerSupervisor(tmp_path / "run", PATIENT, port=find_free_port())
+        ServerSupervisor("federated", tmp_path / "run", PATIENT, port=find_free_port())
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
     lock.release()
 
 
 def test_a_run_that_gives_up_says_why(tmp_path):
-    from pliant.deploy.supervise.server import FlowerServerSupervisor
-
     open_run(tmp_path / "run", make_experiment())
     impatient = ServerSettings(patience=1.0)
     with (
         pytest.raises(ChildProcessError, match="expected 1 or more devices online, got 0"),
-        FlowerServerSupervisor(tmp_path / "run", impatient, port=find_free_port()) as server,
+        ServerSupervisor("federated", tmp_path / "run", impatient, port=find_free_port()) as server,
     ):
         list(server.watch())

@@ -1,54 +1,54 @@
-"""The supervisor of a device without Flower: its messages about a refused node."""
+"""The supervisor of a device without its processes: its messages about refused devices."""
 
 import logging
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from pliant.deploy.device.host import Limits
-from pliant.deploy.supervise import node
-from pliant.deploy.supervise.node import FlowerDeviceSupervisor
+from pliant.deploy.supervise import node, supervisor
+from pliant.deploy.supervise.node import DeviceSupervisor
+
+REASON = "127.0.0.1:9092 refuses: device 2: expected a registered key"
 
 
-class DeadChild:
-    """A node that ends at once."""
+class FakeProcess:
+    """A worker that runs, or a process that has ended with lines in its log."""
 
-    is_alive, process = False, SimpleNamespace(returncode=1)
+    pid = 0
 
-    def __init__(self, log):
-        self.log = log
-
-    def read_log_tail(self, count):
-        return self.log
+    def __init__(self, log, lines, exit_code):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(lines)
+        self.exit_code, self.is_alive = exit_code, exit_code is None
 
     def stop(self):
         pass
 
 
+def start_fakes(monkeypatch, lines, exit_code):
+    """Replace all processes; only that of a worker beside a node runs."""
+
+    def start(command, log, env):
+        is_idle = "device.worker" in " ".join(command)
+        return FakeProcess(log, lines, None if is_idle else exit_code)
+
+    monkeypatch.setattr(node, "ChildProcess", start)
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.01)
+
+
 @pytest.fixture
-def device(tmp_path, monkeypatch):
-    monkeypatch.setattr(node, "RESTART_SECONDS", 0.0)
-    supervisor = FlowerDeviceSupervisor(3, "127.0.0.1:9092", tmp_path / "state", Limits())
-    monkeypatch.setattr(supervisor, "_start_worker", lambda: None)
-    yield supervisor
-    supervisor.close()
-
-
-def start_with_dead_node(device, monkeypatch, log):
-    def start():
-        device._children["supernode"] = DeadChild(log)
-
-    monkeypatch.setattr(device, "_start_node", start)
-    device.start()
+def device(tmp_path):
+    with_flower = DeviceSupervisor("federated", 3, "127.0.0.1:9092", tmp_path / "state", Limits())
+    yield with_flower
+    with_flower.close()
 
 
 def test_a_refused_device_warns_once_and_ends(device, monkeypatch, caplog):
     monkeypatch.setattr(node, "ADMISSION_SECONDS", 0.5)
-    start_with_dead_node(
-        device, monkeypatch, "[code: 2004] Failed to activate SuperNode.\nfor more"
-    )
+    start_fakes(monkeypatch, "[code: 2004] Failed to activate SuperNode.\nfor more", 1)
+    device.start()
     with (
         caplog.at_level(logging.WARNING),
         pytest.raises(PermissionError, match="device 3: expected a r"),
@@ -60,18 +60,54 @@ def test_a_refused_device_warns_once_and_ends(device, monkeypatch, caplog):
 
 
 def test_a_node_that_died_for_another_reason_is_restarted(device, monkeypatch, caplog):
-    start_with_dead_node(device, monkeypatch, "Killed")
+    start_fakes(monkeypatch, "Killed", -9)
+    device.start()
     with caplog.at_level(logging.WARNING):
         device.restart_dead()
     assert "device 3: supernode died; restarting it" in caplog.text
 
 
+def test_a_worker_that_exited_while_idle_is_restarted_when_it_is_wanted(device, monkeypatch):
+    start_fakes(monkeypatch, "", None)
+    device.start()
+    worker = device._processes["worker"].process
+    worker.exit_code, worker.is_alive = 0, False
+    device.restart_dead()
+    assert set(device.pids) == {"supernode"}
+    socket = device._services[1].start.__self__._socket
+    with open(f"{socket}.wanted", "w"):
+        device.restart_dead()
+    while "worker" not in device.pids:
+        device.restart_dead()
+
+
 def test_two_devices_do_not_share_a_folder(device, monkeypatch, tmp_path):
-    start_with_dead_node(device, monkeypatch, "")
-    other = FlowerDeviceSupervisor(4, "127.0.0.1:9092", tmp_path / "state", Limits())
+    start_fakes(monkeypatch, "", -9)
+    device.start()
+    other = DeviceSupervisor("federated", 4, "127.0.0.1:9092", tmp_path / "state", Limits())
     with pytest.raises(BlockingIOError, match="in use by process"):
         other.start()
     other.close()
+
+
+@pytest.fixture
+def split_device(tmp_path, monkeypatch):
+    start_fakes(monkeypatch, f"WARNING pliant: an earlier warning\n{REASON}\n", 3)
+    return DeviceSupervisor("split", 2, "127.0.0.1:9092", tmp_path, Limits())
+
+
+def test_watch_raises_the_refusal_without_logging_it(split_device, caplog):
+    with split_device, pytest.raises(PermissionError) as raised:
+        split_device.watch()
+    assert str(raised.value) == REASON
+    assert caplog.messages == ["an earlier warning"]
+
+
+def test_restart_dead_logs_the_refusal_once(split_device, caplog):
+    with split_device:
+        for _ in range(3):
+            split_device.restart_dead()
+    assert caplog.messages == ["an earlier warning", f"device 2 ended: {REASON}"]
 
 
 def test_a_supervisor_does_not_import_torch():

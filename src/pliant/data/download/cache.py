@@ -1,6 +1,7 @@
 """The data root: find, check and download data sets."""
 
 import gzip
+import hashlib
 import os
 import shutil
 import sys
@@ -8,17 +9,10 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import IO, Literal
 
-from pliant.data.download.fetch import (
-    DownloadError,
-    ProgressCallback,
-    download_file,
-    hash_file,
-    ignore_progress,
-)
+from pliant.data.download import fetch
 from pliant.data.download.published import DatasetManifest, Download
 from pliant.storage import atomic
 from pliant.value import Value
@@ -52,15 +46,23 @@ def find_file(root: Path, folder: str, name: str) -> Path | None:
     return None
 
 
-def locate_file(root: Path, folder: str, name: str, dataset: str) -> Path:
+def locate_file(root: Path, manifest: DatasetManifest, name: str) -> Path:
     """Return the path of a data file, or raise an error that tells how to get it."""
-    path = find_file(root, folder, name)
+    path = find_file(root, manifest.folder, name)
     if path is None:
         raise FileNotFoundError(
-            f"{root / folder / name}: expected this file (or with .gz): "
-            f"run `pliant data get {dataset}` or set PLIANT_DATA to another folder"
+            f"{root / manifest.folder / name}: expected this file (or with .gz): "
+            f"run `pliant data get {manifest.name}` or set PLIANT_DATA to another folder"
         )
     return path
+
+
+def find_femnist_part(root: Path, part: str) -> Path | None:
+    """Return the folder of LEAF's `train` or `test` files."""
+    for parent in (root / "femnist", root / "femnist" / "data", root):
+        if any((parent / part).glob("*.json")):
+            return parent / part
+    return None
 
 
 DatasetState = Literal["complete", "damaged", "incomplete", "missing"]
@@ -77,25 +79,24 @@ class DatasetStatus(Value, frozen=True):
     missing: tuple[str, ...] = ()
 
 
-def inspect_dataset(
-    manifest: DatasetManifest, root: Path, *, is_verified: bool = True
-) -> DatasetStatus:
-    """Look for the files of a set and, if `is_verified`, check their SHA-256."""
-    if not manifest.files:
-        return _inspect_folders(manifest, root)
+def inspect_dataset(manifest: DatasetManifest, root: Path, *, verify: bool = True) -> DatasetStatus:
+    """Look for the files of a set and, if `verify`, check their SHA-256."""
+    digests = {file.name: file.sha256 for file in manifest.files}
+    found = {name: find_file(root, manifest.folder, name) for name in digests}
+    if not manifest.files:  # FEMNIST, whose files have no fixed names
+        found = {part: find_femnist_part(root, part) for part in ("train", "test")}
     present: list[str] = []
     damaged: list[str] = []
     missing: list[str] = []
-    for file in manifest.files:
-        path = find_file(root, manifest.folder, file.name)
+    for name, path in found.items():
         if path is None:
-            missing.append(str(root / manifest.folder / file.name))
-        elif is_verified and hash_content(path) != file.sha256:
+            missing.append(str(root / manifest.folder / name))
+        elif verify and name in digests and hash_content(path) != digests[name]:
             damaged.append(str(path))
         else:
             present.append(str(path))
     state: DatasetState = "damaged" if damaged else "incomplete" if missing else "complete"
-    if len(missing) == len(manifest.files):
+    if len(missing) == len(found):
         state = "missing"
     return DatasetStatus(
         manifest.name, manifest.title, state, tuple(present), tuple(damaged), tuple(missing)
@@ -105,41 +106,36 @@ def inspect_dataset(
 def hash_content(path: Path) -> str | None:
     """Return the SHA-256 of a file's plain content, or None if it cannot be unpacked."""
     if path.suffix != ".gz":
-        return hash_file(path)
-    hasher = sha256()
+        return fetch.hash_file(path)
     try:
         with gzip.open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                hasher.update(block)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, EOFError, zlib.error):
         return None
-    return hasher.hexdigest()
 
 
 def download_dataset(
     manifest: DatasetManifest,
     root: Path,
     *,
-    progress: Callable[[str], ProgressCallback] = lambda name: ignore_progress,
-    timeout: float = 30.0,
+    progress: Callable[[str], fetch.ProgressCallback] = lambda name: fetch.ignore_progress,
 ) -> DatasetStatus:
     """Download the missing or damaged files of a set; call `progress` once per file."""
     if not manifest.downloads:
-        raise DownloadError(
+        raise fetch.DownloadError(
             f"{manifest.name} cannot be downloaded: {manifest.manual_instructions} in "
             f"{root / manifest.folder}"
         )
     before = inspect_dataset(manifest, root)
     if before.state == "complete":
         return before
+    present_names = {Path(path).name.removesuffix(".gz") for path in before.present}
     for item in manifest.downloads:
         if item.is_archive:
-            _download_archive(manifest, item, root, progress(item.name), timeout)
-        elif not _is_present(item, before):
+            _download_archive(manifest, item, root, progress(item.name))
+        elif item.name.removesuffix(".gz") not in present_names:
             target = root / manifest.folder / item.name
-            download_file(
-                item.url, item.sha256, target, progress=progress(item.name), timeout=timeout
-            )
+            fetch.download_file(item.url, item.sha256, target, progress=progress(item.name))
             plain = target.with_name(target.name.removesuffix(".gz"))
             if str(plain) in before.damaged:
                 plain.unlink()  # it would take precedence over the gzipped file
@@ -186,52 +182,17 @@ def _extract_files(
                 shutil.copyfileobj(content, file)
                 file.flush()
                 os.fsync(file.fileno())
-            digests[name] = hash_file(scratch / name)
+            digests[name] = fetch.hash_file(scratch / name)
     return digests
 
 
 def _download_archive(
-    manifest: DatasetManifest,
-    item: Download,
-    root: Path,
-    progress: ProgressCallback,
-    timeout: float,
+    manifest: DatasetManifest, item: Download, root: Path, progress: fetch.ProgressCallback
 ) -> None:
     archive = root / item.name
     # the user may have put the archive there by hand
-    if not archive.is_file() or hash_file(archive) != item.sha256:
-        download_file(item.url, item.sha256, archive, progress=progress, timeout=timeout)
+    if not archive.is_file() or fetch.hash_file(archive) != item.sha256:
+        fetch.download_file(item.url, item.sha256, archive, progress=progress)
     with open(archive, "rb") as file:
         unpack_archive(file, manifest, root, archive)
     archive.unlink()
-
-
-def _is_present(item: Download, status: DatasetStatus) -> bool:
-    names = {Path(path).name.removesuffix(".gz") for path in status.present}
-    return item.name.removesuffix(".gz") in names
-
-
-def _inspect_folders(manifest: DatasetManifest, root: Path) -> DatasetStatus:
-    present: list[str] = []
-    missing: list[str] = []
-    for part in ("train", "test"):
-        path = find_femnist_part(root, part)
-        if path is None:
-            missing.append(str(root / manifest.folder / part))
-        else:
-            present.append(str(path))
-    return DatasetStatus(
-        manifest.name,
-        manifest.title,
-        "complete" if not missing else "incomplete" if present else "missing",
-        present=tuple(present),
-        missing=tuple(missing),
-    )
-
-
-def find_femnist_part(root: Path, part: str) -> Path | None:
-    """Return the folder of LEAF's `train` or `test` files."""
-    for parent in (root / "femnist", root / "femnist" / "data", root):
-        if any((parent / part).glob("*.json")):
-            return parent / part
-    return None

@@ -1,8 +1,8 @@
 """Download one file: resumable, checked by SHA-256, and moved into place only when complete."""
 
+import hashlib
 import os
 from collections.abc import Callable
-from hashlib import sha256
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -19,8 +19,7 @@ class DownloadError(OSError):
     """A download failed."""
 
 
-def ignore_progress(done: int, total: int | None) -> None:
-    """Ignore download progress."""
+def ignore_progress(done: int, total: int | None) -> None: ...
 
 
 def download_file(
@@ -56,11 +55,8 @@ def download_file(
 
 def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    hasher = sha256()
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            hasher.update(block)
-    return hasher.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _transfer(url: str, part: Path, progress: ProgressCallback, timeout: float) -> None:
@@ -76,8 +72,8 @@ def _transfer(url: str, part: Path, progress: ProgressCallback, timeout: float) 
     except (ConnectionError, TimeoutError, HTTPException) as error:
         raise _make_interruption_error(url, offset, error) from None
     with response:
-        content_range = response.headers.get("Content-Range")
-        if response.status != 206 or not _is_resumed_at(content_range, offset):
+        content_range = response.headers.get("Content-Range", "")
+        if response.status != 206 or not content_range.startswith(f"bytes {offset}-"):
             offset = 0  # the server does not support ranges
         length = response.headers.get("Content-Length")
         total = offset + int(length) if length is not None else None
@@ -100,10 +96,6 @@ def _read_chunk(response: HTTPResponse, url: str, done: int) -> bytes:
         return response.read1(CHUNK_BYTES)
     except (OSError, HTTPException) as error:
         raise _make_interruption_error(url, done, error) from None
-
-
-def _is_resumed_at(content_range: str | None, offset: int) -> bool:
-    return content_range is not None and content_range.startswith(f"bytes {offset}-")
 
 
 def _make_interruption_error(url: str, num_received: int, reason: object) -> DownloadError:

@@ -20,7 +20,7 @@ def read_cifar(
     classes: int,
     label_bytes: int,
     records_per_file: int,
-    expected_digests: Sequence[str | None] | None = None,
+    expected_digests: Sequence[str] = (),
 ) -> tuple[Tensor, Tensor]:
     """Read files of `records_per_file` records each into one tensor.
 
@@ -36,9 +36,8 @@ def read_cifar(
     for number, path in enumerate(paths):
         span = slice(number * records_per_file, (number + 1) * records_per_file)
         digest = _read_records(path, pixels[span], labels[span], label_bytes)
-        expected_digest = expected_digests[number] if expected_digests else None
-        if expected_digest is not None and digest != expected_digest:
-            raise ValueError(f"{path}: expected SHA-256 {expected_digest}, got {digest}")
+        if expected_digests and digest != expected_digests[number]:
+            raise ValueError(f"{path}: expected SHA-256 {expected_digests[number]}, got {digest}")
         check_labels(torch.from_numpy(labels[span]), classes, path)
     return torch.from_numpy(pixels).view(-1, 3, 32, 32), torch.from_numpy(labels)
 

@@ -33,7 +33,6 @@ def read_plain_bytes(path: Path, *, expected_digest: str | None = None) -> bytes
 
 
 def parse_idx(raw: bytes, where: object) -> Tensor:
-    """Parse the bytes of an idx file into a tensor."""
     if len(raw) < 4 or raw[:2] != b"\x00\x00" or raw[2] not in ITEM_TYPES or raw[3] == 0:
         raise ValueError(
             f"{where}: expected an idx magic number (00 00 08 or 0c, then dimensions), "

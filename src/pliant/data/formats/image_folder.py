@@ -1,6 +1,7 @@
 """A folder of image files with one sub-folder per class."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,7 @@ def image_folder(path: Path, *, test: float = 0.2, seed: int = 0) -> TrainTestDa
         raw = _read_images(path / "test", names)
         if raw.shape != train.shape:
             raise ValueError(f"{path}: expected test images {train.shape}, got {raw.shape}")
-        test_images = ImageDataset(
-            raw.pixels, raw.labels, raw.classes, train.mean, train.std, name=path.name
-        )
-        return TrainTestData(train=train, test=test_images)
+        return TrainTestData(train, replace(raw, mean=train.mean, std=train.std, name=path.name))
     return split_train_test(_read_images(path, _list_class_names(path)), test=test, seed=seed)
 
 

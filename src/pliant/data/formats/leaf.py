@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-IMAGE_SIDE = 28
+from pliant.data.images import check_labels
+
+IMAGE_SIZE = 28 * 28
 
 
 class _LeafFile(msgspec.Struct):
@@ -32,15 +34,16 @@ def read_leaf(folder: Path, classes: int) -> tuple[Tensor, Tensor, tuple[str, ..
     if not paths:
         raise FileNotFoundError(f"{folder}: expected LEAF files (all_data_*.json), got none")
     pixels: list[NDArray[np.uint8]] = []
-    labels: list[NDArray[np.int64]] = []
+    labels: list[Tensor] = []
     users: list[str] = []
     for path in paths:
         for user, samples in _iter_users(path):
             pixels.append(_convert_pixels(samples.x, f"{path}: user {user}"))
-            labels.append(_convert_labels(samples, classes, f"{path}: user {user}"))
+            labels.append(torch.tensor(samples.y, dtype=torch.int64))
+            check_labels(labels[-1], classes, f"{path}: user {user}")
             users.extend([user] * len(samples.y))
-    grey = torch.from_numpy(np.concatenate(pixels)).view(-1, 1, IMAGE_SIDE, IMAGE_SIDE)
-    return grey, torch.from_numpy(np.concatenate(labels)), tuple(users)
+    grey = torch.from_numpy(np.concatenate(pixels)).view(-1, 1, 28, 28)
+    return grey, torch.cat(labels), tuple(users)
 
 
 def number_users(*users: tuple[str, ...]) -> tuple[Tensor, ...]:
@@ -75,22 +78,12 @@ def _iter_users(path: Path) -> Iterator[tuple[str, _UserSamples]]:
 
 
 def _convert_pixels(rows: list[list[float]], where: str) -> NDArray[np.uint8]:
-    wrong = next((len(row) for row in rows if len(row) != IMAGE_SIDE * IMAGE_SIDE), None)
+    wrong = next((len(row) for row in rows if len(row) != IMAGE_SIZE), None)
     if wrong is not None:
-        raise ValueError(
-            f"{where}: expected images of {IMAGE_SIDE * IMAGE_SIDE} numbers, got {wrong}"
-        )
-    values = np.asarray(rows, np.float64).reshape(-1, IMAGE_SIDE * IMAGE_SIDE)
+        raise ValueError(f"{where}: expected images of {IMAGE_SIZE} numbers, got {wrong}")
+    values = np.asarray(rows, np.float64).reshape(-1, IMAGE_SIZE)
     if values.size and not (values.min() >= 0.0 and values.max() <= 1.0):
         raise ValueError(
             f"{where}: expected pixels from 0 to 1, got {values.min()} to {values.max()}"
         )
     return np.rint(values * 255).astype(np.uint8)  # LEAF stores bytes / 255
-
-
-def _convert_labels(samples: _UserSamples, classes: int, where: str) -> NDArray[np.int64]:
-    labels = np.asarray(samples.y, np.int64)
-    wrong = labels[(labels < 0) | (labels >= classes)]
-    if wrong.size:
-        raise ValueError(f"{where}: expected labels from 0 to {classes - 1}, got {wrong[0]}")
-    return labels

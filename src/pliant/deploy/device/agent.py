@@ -137,13 +137,13 @@ class DeviceAgent:
             key,
             tensors.get(PARAMS, {}),
             request.lr,
-            context.method.subnet_to_send(context.net, row, key),
+            context.subnet_to_send(row, key),
             tensors.get(EXTRA, {}),
             device_state,
             *context.summarise_data(request.device),
         )
         pacer = self._make_pacer(loaded, request, work, arrived_at)
-        update = context.method.train(context.net, task, iter_steps(context, key, pacer.choose))
+        update = context.train(task, iter_steps(context, key, pacer.choose))
         is_late = experiment.rules.late == "discard" and update.steps < len(work.sizes)
         if isinstance(pacer, MeasuredPacer):
             loaded.slowdown = pacer.slowdown
@@ -195,7 +195,7 @@ class DeviceAgent:
             return SimulatedPacer(loaded.context, loaded.experiment, request, work, clock)
         host = read_host()
         return MeasuredPacer(
-            loaded.context.method.make_budget_policy(loaded.context.net),
+            loaded.context.budget_policy,
             work,
             self._load_curve(loaded, request.device),
             seconds=request.seconds - self._encode_seconds,
@@ -210,19 +210,19 @@ class DeviceAgent:
 
 def localise_config(config: Any, limits: Limits, pace: Pace = "measured") -> Any:
     """Point a config at this device's folders; refuse code and data its owner has not allowed."""
-    data, network = dict(config["data"]), dict(config["network"])
+    data, network, method = (dict(config[key]) for key in ("data", "network", "method"))
     data["root"] = limits.data
-    for section in (data, network):
-        name = section["name"]
+    for section, key in ((data, "name"), (network, "name"), (method, "code")):
+        name = section.get(key, "")
         if is_user_function(name):
             path, _, function = name.rpartition(":")
             if limits.code is None:
                 raise ValueError(f"expected --code FOLDER on the device for {name!r}")
             if Path(path).suffix != ".py":
                 raise ValueError(f"expected FILE.py:FUNCTION for a device, got {name!r}")
-            section["name"] = f"{Path(limits.code) / Path(path).name}:{function}"
+            section[key] = f"{Path(limits.code) / Path(path).name}:{function}"
     fleet = _localise_traces(config["fleet"], limits, pace)
-    return config | {"data": data, "network": network, "fleet": fleet}
+    return config | {"data": data, "network": network, "method": method, "fleet": fleet}
 
 
 def _localise_traces(section: Any, limits: Limits, pace: Pace) -> Any:

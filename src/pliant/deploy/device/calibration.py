@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pliant.deploy.step_times import StepTimeCurve, parse_curve
+from pliant.deploy.step_times import CurvePoints, StepTimeCurve, parse_curve
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimisers import Sgd
 from pliant.nn.trainer import SubnetTrainer
@@ -23,8 +23,6 @@ RATES = (0.0, 0.25, 0.5, 0.7)
 STEPS = 5  # timed at each rate; the shortest counts, as cold caches only add time
 SECONDS_PER_RATE = 3.0  # stop timing a rate after this long
 CURVE_POINTS = 12
-
-CurvePoints = tuple[tuple[float, float], ...]  # share of the full MACs, seconds
 
 
 class StoredCurve(msgspec.Struct, frozen=True):
@@ -50,13 +48,11 @@ def load_or_calibrate(net: Elastic, x: Tensor, y: Tensor, folder: Path) -> StepT
 
 
 def write_curve(curve: StepTimeCurve, net: Elastic, batch: int, folder: Path) -> None:
-    """Cache a curve for the next start."""
     stored = StoredCurve(formats.STEP_TIME_CURVE.number, to_points(curve))
     atomic.write_bytes(_curve_path(net, batch, folder), msgspec.json.encode(stored))
 
 
 def to_points(curve: StepTimeCurve) -> CurvePoints:
-    """Return a curve as plain numbers."""
     return tuple(zip(curve.shares.tolist(), curve.seconds.tolist(), strict=True))
 
 

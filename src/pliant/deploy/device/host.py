@@ -36,7 +36,6 @@ class HostStatus:
 
 
 def read_host(cgroup: Path = CGROUP, thermal: Path = THERMAL) -> HostStatus:
-    """Read the machine's current status."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cores = float(count or 1)
     quota = read_cpu_quota(cgroup)
@@ -90,7 +89,6 @@ def _read_hot_limit(zone: Path) -> float:
 
 
 def find_refusal(limits: Limits, host: HostStatus) -> str | None:
-    """Return why the device must not train now, or None."""
     if limits.only_when_charging and host.is_charging is False:
         return "it is not charging"
     return None

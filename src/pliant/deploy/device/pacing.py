@@ -44,18 +44,12 @@ class MeasuredPacer:
     ) -> None:
         # divide the time left among the remaining steps: fixed slots let a device fall behind
         self._policy = replace(policy, budget="paced") if isinstance(policy, PerBatch) else policy
-        self._work = work
-        self._curve = curve
-        self._end = seconds * (1 - RESERVE)
-        self._seconds = seconds
-        self._clock = clock
-        self._cpu_clock = cpu_clock
-        self._server_choice = server_choice
-        self._ratios: deque[float] = deque(maxlen=SLOWDOWN_WINDOW)
-        self._is_partial = is_partial
-        self._cpu_share = cpu_share
-        self._sleep = sleep
+        self._work, self._curve, self._server_choice = work, curve, server_choice
+        self._seconds, self._end = seconds, seconds * (1 - RESERVE)
+        self._clock, self._cpu_clock, self._sleep = clock, cpu_clock, sleep
+        self._is_partial, self._cpu_share = is_partial, cpu_share
         self.slowdown = slowdown
+        self._ratios: deque[float] = deque(maxlen=SLOWDOWN_WINDOW)
         self.times: list[float] = []
         self._cpu_times: list[float] = []  # CPU time at the start of each mini-batch
         self.rows: list[int] = []
@@ -113,7 +107,6 @@ class MeasuredPacer:
         return int(choice.row[0]), float(choice.macs[0])
 
     def _estimate_seconds(self, step: int, macs: float) -> float:
-        """Return how long a step should take."""
         batch_share = self._work.sizes[step] / self._work.sizes[0]
         share = macs / (self._work.full_macs * self._work.sizes[step])
         return self._curve.seconds_for(share) * batch_share * self.slowdown

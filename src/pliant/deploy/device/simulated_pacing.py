@@ -39,7 +39,7 @@ class SimulatedPacer:
             macs = context.step_macs(int(choice.row[0]), key, step)
             return np.full(len(devices), work.sizes[step] * macs)
 
-        policy = context.method.make_budget_policy(context.net)
+        policy = context.budget_policy
         if request.row is not None:
             choice = RowChoice(np.array([request.row]), np.array([request.macs]))
             policy = FixedChoice(_make_start_status(tasks), choice)
@@ -62,7 +62,6 @@ class SimulatedPacer:
         self.rows: list[int] = []
 
     def choose(self, step: int) -> tuple[int, float] | None:
-        """Return the row and the expected MACs of a mini-batch; None when the round is over."""
         self.times.append(self._clock())
         if step == len(self._planned_rows):
             return None

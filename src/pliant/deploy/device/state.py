@@ -6,8 +6,8 @@ names the device's last merged round: training resumes from its file, and the ot
 
 from pathlib import Path
 
-from pliant.params import Params
-from pliant.storage import atomic, checkpoint
+from pliant.params import Params, flatten, select_subtree
+from pliant.storage import atomic, checkpoint, formats
 
 DEVICE_STATE, RESIDUAL = "memory", "owed"
 
@@ -28,25 +28,18 @@ class DeviceStateStore:
             return {}, {}
         try:
             tensors, _ = checkpoint.load(merged)
-        except checkpoint.CorruptCheckpoint:  # start over rather than fail forever
+        except (
+            checkpoint.CorruptCheckpoint,
+            formats.UnsupportedFormat,
+        ):  # start over rather than fail forever
             return {}, {}
-        return _extract_group(tensors, DEVICE_STATE), _extract_group(tensors, RESIDUAL)
+        return select_subtree(tensors, DEVICE_STATE), select_subtree(tensors, RESIDUAL)
 
     def save(self, round: int, device_state: Params, residual: Params) -> None:
         """Write the state after a round; write no file if there is none."""
-        tensors = {f"{DEVICE_STATE}/{name}": tensor for name, tensor in device_state.items()}
-        tensors |= {f"{RESIDUAL}/{name}": tensor for name, tensor in residual.items()}
+        tensors = flatten({DEVICE_STATE: device_state, RESIDUAL: residual})
         if tensors:
             atomic.write_bytes(self._path(round), checkpoint.to_bytes(tensors, {"round": round}))
 
     def _path(self, round: int) -> Path:
         return self._folder / f"round-{round:08d}.ckpt"
-
-
-def _extract_group(tensors: Params, group: str) -> Params:
-    prefix = f"{group}/"
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }

@@ -16,13 +16,11 @@ import msgspec
 from msgspec import Struct
 
 from pliant import runtime
+from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device.host import Limits
 
 if TYPE_CHECKING:
     from pliant.deploy.device.agent import DeviceAgent
-
-# Precedes each request: when it arrived, by this machine's monotonic clock.
-ARRIVAL_HEADER = struct.Struct("<d")
 
 
 class DeviceWorkerSetup(Struct, frozen=True):
@@ -46,7 +44,8 @@ def run_worker(setup: DeviceWorkerSetup, agent_class: "type[DeviceAgent] | None"
     agent = (agent_class or DeviceAgent)(setup.device, Path(setup.folder), setup.limits)
     with Listener(setup.socket, family="AF_UNIX") as listener:
         path.chmod(0o600)
-        _set_idle_timeout(listener, setup.idle_seconds)
+        inner = listener._listener._socket  # type: ignore[attr-defined] # there is no public API
+        inner.settimeout(setup.idle_seconds)
         idle_since = 0.0
         while True:
             try:
@@ -64,11 +63,6 @@ def run_worker(setup: DeviceWorkerSetup, agent_class: "type[DeviceAgent] | None"
                     runtime.release_freed_memory()
                 except (EOFError, OSError, struct.error):  # the client app is gone
                     continue
-
-
-def _set_idle_timeout(listener: Listener, seconds: float) -> None:
-    inner = listener._listener._socket  # type: ignore[attr-defined] # there is no public API
-    inner.settimeout(seconds)
 
 
 if __name__ == "__main__":

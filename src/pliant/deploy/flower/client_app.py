@@ -1,9 +1,8 @@
 """The Flower ClientApp of a device: it forwards requests to the worker and replies to the server.
 
-Flower starts one process per message, so this file imports neither torch nor the rest of pliant.
+Flower starts one process per message, so this file imports neither torch nor what does.
 """
 
-import struct
 import time
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -11,8 +10,9 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from pliant.deploy.constants import ARRIVAL_HEADER
+
 BODY = "body"
-ARRIVAL_HEADER = struct.Struct("<d")  # precedes each request: when it arrived
 CONNECT_SECONDS = 30.0  # a dead worker must be back by then
 
 app = ClientApp()
@@ -20,7 +20,6 @@ app = ClientApp()
 
 @app.train()  # type: ignore[untyped-decorator] # Flower's stubs are not read
 def train(message: Message, context: Context) -> Message:
-    """Handle one request."""
     request = message.content[BODY][BODY].data
     raw = _call_worker(str(context.node_config["socket"]), request)
     array = Array("uint8", (len(raw),), "pliant.letter", raw)

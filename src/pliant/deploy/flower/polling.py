@@ -29,7 +29,6 @@ class ReplyPoller:
         self._needs_single_pulls = False  # once Flower could not read a message
 
     def reset(self) -> None:
-        """Abandon all pulls in progress."""
         self._pulls = []
 
     def poll(self, message_ids: list[str]) -> list[Message]:

@@ -20,7 +20,6 @@ app = ServerApp()
 
 @app.main()  # type: ignore[untyped-decorator] # Flower's stubs are not read
 def main(grid: Grid, context: Context) -> None:
-    """Run or resume an experiment."""
     from pliant.deploy.constants import FAILURE_FILE, PID_FILE
 
     folder = Path(str(context.run_config["folder"]))

@@ -68,7 +68,6 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
         self.rejected: dict[int, str] = {}  # of the last round
 
     def arrays(self) -> ArrayRecord:
-        """Return the current network as Flower arrays."""
         return ArrayRecord(self._run.state.server_state.params)
 
     def summary(self) -> None:
@@ -77,7 +76,6 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of a round."""
         if self._transport is None:
             hello = encode_message(TrainRequest("hello", encode(self._experiment), -1))
             self._flower = FlowerTransport(grid, hello)
@@ -95,7 +93,6 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Merge the valid updates."""
         assert self._transport is not None
         for message in replies:
             device = self._device_of_node.get(message.metadata.src_node_id)
@@ -113,13 +110,11 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask no device to evaluate."""
         return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return nothing, as no device evaluates."""
         return None
 
 

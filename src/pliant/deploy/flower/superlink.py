@@ -43,7 +43,6 @@ def is_allowed(scope: Scope) -> bool:
 
 
 def main() -> None:
-    """Run SuperLink with the options of Flower's own command."""
     import flwr.superlink.main as superlink
     from flwr.superlink.cli import flower_superlink
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
@@ -17,13 +17,11 @@ HELLO_SECONDS = 60.0
 
 
 def make_content(raw: bytes) -> RecordDict:
-    """Wrap an encoded message for Flower."""
     array = Array("uint8", (len(raw),), "pliant.letter", raw)
     return RecordDict({BODY: ArrayRecord({BODY: array})})
 
 
 def extract_body(message: Any) -> bytes:
-    """Return the encoded message that Flower carried."""
     raw: bytes = message.content[BODY][BODY].data
     return raw
 
@@ -39,9 +37,7 @@ class FlowerTransport:
     def __init__(
         self, grid: Any, hello: bytes, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._grid = grid
-        self._hello = hello
-        self._clock = clock
+        self._grid, self._hello, self._clock = grid, hello, clock
         self._device_of_node: dict[int, int] = {}
         self._ready_nodes: set[int] = set()  # that have replied to a hello
         self._pending_hellos: dict[str, tuple[int, float]] = {}  # message -> node, expiry
@@ -103,13 +99,10 @@ class FlowerTransport:
         messages = self.make_messages(requests, round=round, seconds=seconds)
         self._pending_requests = {}
         self._reply_poller.reset()
-        for device, message_id in zip(messages, self._push([*messages.values()]), strict=True):
+        message_ids = self._grid.push_messages([*messages.values()]) if messages else []
+        for device, message_id in zip(messages, message_ids, strict=True):
             if message_id:
                 self._pending_requests[message_id] = device
-
-    def _push(self, messages: list[Message]) -> Iterable[str]:
-        message_ids: Iterable[str] = self._grid.push_messages(messages) if messages else []
-        return message_ids
 
     def poll_replies(self) -> list[RawReply]:
         if not self._pending_requests:

@@ -11,16 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from secrets import token_hex
 
+import msgspec
 from torch import Tensor
 
-from pliant.deploy.grpc.frames import (
-    RequestKind,
-    ServerHeader,
-    SplitReply,
-    SplitRequest,
-    SplitRunConfig,
-    encode_frame,
-)
+from pliant.deploy.grpc import frames
 from pliant.params import Params
 from pliant.split.client import BatchRequest
 
@@ -37,11 +31,7 @@ class DeviceChannel:
     """Requests to a device and its replies, over a sequence of streams."""
 
     def __init__(
-        self,
-        device: int,
-        timeout: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, device: int, timeout: float, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.device, self.timeout, self._clock = device, timeout, clock
         self._condition = threading.Condition()
@@ -57,9 +47,9 @@ class DeviceChannel:
         self.epoch = token_hex(8)
         self.is_ready = False  # the device is set up for this epoch, on the current stream
         self._last_number = 0
-        self._pending_requests: dict[int, tuple[SplitRequest, Mapping[str, Tensor]]] = {}
+        self._pending_requests: dict[int, tuple[frames.SplitRequest, Mapping[str, Tensor]]] = {}
         self._awaited_replies: set[int] = set()
-        self._replies: dict[int, tuple[SplitReply, Params]] = {}
+        self._replies: dict[int, tuple[frames.SplitReply, Params]] = {}
         self._received_numbers: set[int] = set()  # above `_received_up_to`
         self._received_up_to = 0
         self._last_reply_time = self._clock()
@@ -78,7 +68,7 @@ class DeviceChannel:
 
     def send_request(
         self,
-        kind: RequestKind,
+        kind: frames.RequestKind,
         *,
         batch: BatchRequest | None = None,
         tensors: Mapping[str, Tensor] | None = None,
@@ -94,15 +84,14 @@ class DeviceChannel:
                 return None
             self._last_number += 1
             number = self._last_number
-            request = SplitRequest(number, kind, batch=batch)
+            request = frames.SplitRequest(number, kind, batch=batch)
             self._pending_requests[number] = request, dict(tensors or {})
             if needs_reply:
                 self._awaited_replies.add(number)
             self._condition.notify_all()
             return number
 
-    def wait_for_reply(self, number: int | None) -> tuple[SplitReply, Params] | None:
-        """Wait for the reply to a request; return None if the device has left."""
+    def wait_for_reply(self, number: int | None) -> tuple[frames.SplitReply, Params] | None:
         with self._condition:
             if number is None:
                 return None
@@ -131,7 +120,6 @@ class DeviceChannel:
         self._condition.notify_all()
 
     def exclude_device(self) -> None:
-        """Continue without the device for the rest of the round."""
         with self._condition:
             self._leave_round()
 
@@ -159,7 +147,6 @@ class DeviceChannel:
             return self._stream_id
 
     def detach(self, stream_id: int) -> None:
-        """End a stream."""
         with self._condition:
             if stream_id == self._stream_id:
                 self._stream_id += 1
@@ -195,16 +182,15 @@ class DeviceChannel:
                 return None, None
             if announced_epoch != self.epoch:
                 self.is_ready = False
-                return encode_frame(SplitRunConfig(self.epoch, experiment)), self.epoch
+                config = frames.SplitRunConfig(self.epoch, experiment)
+                return frames.encode_frame(config), self.epoch
             if not self.is_ready or self._next_number not in self._pending_requests:
                 return None, announced_epoch
             request, tensors = self._pending_requests[self._next_number]
             self._next_number += 1
             received_up_to = self._received_up_to
-        header: ServerHeader = SplitRequest(
-            request.number, request.kind, received_up_to, request.batch
-        )
-        return encode_frame(header, tensors), announced_epoch
+        header = msgspec.structs.replace(request, received_up_to=received_up_to)
+        return frames.encode_frame(header, tensors), announced_epoch
 
     def _has_frame(self, stream_id: int, announced_epoch: str | None) -> bool:
         is_over = stream_id != self._stream_id or self.is_run_over
@@ -214,7 +200,7 @@ class DeviceChannel:
             or (self.is_ready and self._next_number in self._pending_requests)
         )
 
-    def receive_reply(self, stream_id: int, reply: SplitReply, tensors: Params) -> None:
+    def receive_reply(self, stream_id: int, reply: frames.SplitReply, tensors: Params) -> None:
         """Accept a reply; ignore one that was received before."""
         with self._condition:
             if stream_id != self._stream_id or not self.is_ready:
@@ -243,7 +229,6 @@ class DeviceChannel:
             self._condition.notify_all()
 
     def _discard_saved(self, saved_up_to: int) -> None:
-        """Discard requests that are answered and saved on the device's disk."""
         last = min(saved_up_to, self._received_up_to)
         for number in [number for number in self._pending_requests if number <= last]:
             del self._pending_requests[number]

@@ -6,26 +6,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from pliant.deploy.grpc import frames
 from pliant.deploy.grpc.channel import MAX_PENDING_REQUESTS
 from pliant.deploy.grpc.device import SplitDevice, TrainingDeclined
-from pliant.deploy.grpc.frames import (
-    Challenge,
-    Hello,
-    MalformedFrame,
-    Proof,
-    RunFinished,
-    SplitRequest,
-    SplitRunConfig,
-    decode_server_frame,
-    encode_frame,
-)
 from pliant.deploy.grpc.server import GRPC_METHOD, GRPC_SERVICE, KEEPALIVE_MS, PING_TIMEOUT_MS
-from pliant.deploy.security.challenge import (
-    INSECURE_FEDERATION,
-    read_federation_name,
-    sign_challenge,
-)
-from pliant.deploy.security.probe import check_address, detect_protocol
+from pliant.deploy.security import challenge
+from pliant.deploy.security.probe import detect_protocol, parse_server_address
 from pliant.extras import require
 from pliant.rng import rng_stream
 
@@ -52,14 +38,13 @@ class GrpcClient:
     ) -> None:
         self._grpc: Any = require("grpc", "deploy")
         self._device, self._server, self._process = device, server, process
-        self._host, self._port = check_address(server, ca, key)
+        self._host, self._port = parse_server_address(server, ca, key)
         self._ca, self._key = ca, key
         self._stop = threading.Event()
         self._call: Any = None
         self._attempts = 0  # since the server last accepted this device
 
     def stop(self) -> None:
-        """Disconnect and do not reconnect."""
         self._stop.set()
         if self._call is not None:
             self._call.cancel()
@@ -72,7 +57,7 @@ class GrpcClient:
             except TrainingDeclined as reason:
                 log.warning("device %s does not train: %s", self._device.number, reason)
                 self._stop.wait(DECLINED_RETRY_SECONDS)
-            except MalformedFrame as error:
+            except frames.MalformedFrame as error:
                 log.warning("device %s: %s; reconnecting", self._device.number, error)
             except self._grpc.RpcError as error:
                 self._handle_rpc_error(error)
@@ -112,10 +97,7 @@ class GrpcClient:
             ("grpc.keepalive_time_ms", KEEPALIVE_MS),
             ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 2),
             ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
-            (
-                "grpc.http2.max_pings_without_data",
-                0,
-            ),  # unlimited; the default of 2 hides dead peers
+            ("grpc.http2.max_pings_without_data", 0),  # unlimited; 2 would hide dead peers
             ("grpc.use_local_subchannel_pool", 1),  # a new channel connects at once
             ("grpc.enable_http_proxy", 0),
         ]
@@ -131,7 +113,7 @@ class GrpcClient:
                 iter(outgoing.get, None)
             )
             try:
-                outgoing.put(encode_frame(Hello(self._device.number, self._process)))
+                outgoing.put(frames.encode_frame(frames.Hello(self._device.number, self._process)))
                 for raw in self._call:
                     if self._stop.is_set() or not self._handle_frame(raw, outgoing):
                         return
@@ -141,27 +123,27 @@ class GrpcClient:
 
     def _handle_frame(self, raw: bytes, outgoing: "queue.Queue[bytes | None]") -> bool:
         """Handle a frame; return whether the run continues."""
-        header, tensors = decode_server_frame(raw)
-        if isinstance(header, SplitRequest):
+        header, tensors = frames.decode_server_frame(raw)
+        if isinstance(header, frames.SplitRequest):
             frame = self._device.handle_request(header, tensors)
             if frame is not None:
                 outgoing.put(frame)
-        elif isinstance(header, SplitRunConfig):
+        elif isinstance(header, frames.SplitRunConfig):
             for frame in self._device.configure(header):
                 outgoing.put(frame)
             self._attempts = 0
-        elif isinstance(header, Challenge):
-            outgoing.put(encode_frame(Proof(self._sign_challenge(header))))
-        return not isinstance(header, RunFinished)
+        elif isinstance(header, frames.Challenge):
+            outgoing.put(frames.encode_frame(frames.Proof(self._sign(header))))
+        return not isinstance(header, frames.RunFinished)
 
-    def _sign_challenge(self, challenge: Challenge) -> bytes:
+    def _sign(self, request: frames.Challenge) -> bytes:
         if self._ca is None or self._key is None:
             return b""
-        name = read_federation_name(self._ca)
-        if challenge.federation_name != name:
-            is_insecure = challenge.federation_name == INSECURE_FEDERATION
+        name = challenge.read_federation_name(self._ca)
+        if request.federation_name != name:
+            is_insecure = request.federation_name == challenge.INSECURE_FEDERATION
             other = "one without keys" if is_insecure else "another"
             raise PermissionError(
                 f"{self._server}: expected the federation of {self._ca}, got {other}"
             )
-        return sign_challenge(self._key, challenge.nonce, name, self._device.number)
+        return challenge.sign_challenge(self._key, request.nonce, name, self._device.number)

@@ -16,28 +16,15 @@ import msgspec
 
 from pliant.deploy.device.agent import localise_config
 from pliant.deploy.device.host import Limits, compute_cpu_share, find_refusal, read_host
-from pliant.deploy.grpc.frames import (
-    ACTIVATIONS,
-    GRADIENT,
-    LABELS,
-    MalformedFrame,
-    Ready,
-    SplitReply,
-    SplitRequest,
-    SplitRunConfig,
-    bytes_to_tensor,
-    encode_frame,
-    tensor_to_bytes,
-)
-from pliant.engine.split_loop import build_session
+from pliant.deploy.grpc import frames
 from pliant.experiment.build import build_experiment
 from pliant.experiment.config import Experiment
-from pliant.params import Params
+from pliant.params import Params, flatten, select_subtree
 from pliant.split import AnySplit
 from pliant.split.client import SplitClient
-from pliant.split.part import select_subtree
 from pliant.split.payload import Message
-from pliant.storage import checkpoint
+from pliant.split.session import Session
+from pliant.storage import checkpoint, formats
 from pliant.value import decode
 
 STATE_PREFIX, REPLY_PREFIX = "state", "answer"
@@ -69,7 +56,7 @@ class SplitDevice:
         self._batch_seconds = 0.0  # spent on the open mini-batch
         self._is_batch_open = False
 
-    def configure(self, config: SplitRunConfig) -> list[bytes]:
+    def configure(self, config: frames.SplitRunConfig) -> list[bytes]:
         """Build the client that the server describes, once; return the first frames to send."""
         self.check_limits()
         digest = sha256(msgspec.json.encode(config.experiment)).hexdigest()
@@ -79,11 +66,11 @@ class SplitDevice:
         if config.epoch != self._channel_epoch:
             self._load(config.epoch)
         return [
-            encode_frame(Ready(self._channel_epoch, self._done_up_to)),
+            frames.encode_frame(frames.Ready(self._channel_epoch, self._done_up_to)),
             *self._pending_replies.values(),
         ]
 
-    def handle_request(self, request: SplitRequest, tensors: Params) -> bytes | None:
+    def handle_request(self, request: frames.SplitRequest, tensors: Params) -> bytes | None:
         """Execute a request unless it was done before; return the reply, if there is one."""
         self._pending_replies = {
             number: frame
@@ -93,7 +80,8 @@ class SplitDevice:
         if request.number <= self._done_up_to:
             return self._pending_replies.get(request.number)
         if request.number != self._done_up_to + 1:
-            raise MalformedFrame(f"expected request {self._done_up_to + 1}, got {request.number}")
+            expected = self._done_up_to + 1
+            raise frames.MalformedFrame(f"expected request {expected}, got {request.number}")
         start = self._clock()
         result = self._execute(request, tensors)
         elapsed = self._clock() - start
@@ -115,19 +103,19 @@ class SplitDevice:
         done = self._done_up_to
         saved = self._saved_up_to if self._is_batch_open else done
         if not isinstance(result, Message):
-            return encode_frame(SplitReply(done, saved, seconds), result)
+            return frames.encode_frame(frames.SplitReply(done, saved, seconds), result)
         tensors = {
-            ACTIVATIONS: bytes_to_tensor(result.body),
-            LABELS: bytes_to_tensor(result.labels),
+            frames.ACTIVATIONS: frames.bytes_to_tensor(result.body),
+            frames.LABELS: frames.bytes_to_tensor(result.labels),
         }
-        return encode_frame(SplitReply(done, saved, seconds, result.shape), tensors)
+        return frames.encode_frame(frames.SplitReply(done, saved, seconds, result.shape), tensors)
 
-    def _execute(self, request: SplitRequest, tensors: Params) -> Message | Params | None:
+    def _execute(self, request: frames.SplitRequest, tensors: Params) -> Message | Params | None:
         client, kind = self._client, request.kind
         if kind == "ask":
             batch = request.batch
             if batch is None:
-                raise MalformedFrame("expected a request with a mini-batch, got none")
+                raise frames.MalformedFrame("expected a request with a mini-batch, got none")
             if batch.step == 0:
                 self.check_limits()
                 self._cpu_share = compute_cpu_share(self._limits, read_host())
@@ -140,7 +128,8 @@ class SplitDevice:
         if kind == "state":
             return client.state_dict()
         if kind == "learn":
-            client.backward(tensor_to_bytes(tensors[GRADIENT]) if GRADIENT in tensors else None)
+            gradient = tensors.get(frames.GRADIENT)
+            client.backward(None if gradient is None else frames.tensor_to_bytes(gradient))
         elif kind == "drop":
             client.skip()
         elif kind == "take":
@@ -164,18 +153,14 @@ class SplitDevice:
         if not isinstance(method, AnySplit):
             raise ValueError(f"Expected a split method, got {type(method).__name__}")
         net, data = build_experiment(experiment)
-        session = build_session(
+        session = Session(
             method, net, data, experiment.fleet, experiment.seed, only_client=self.number
         )
         return session.clients[self.number]
 
     def _save(self) -> None:
-        tensors = {
-            f"{STATE_PREFIX}/{name}": tensor for name, tensor in self._client.state_dict().items()
-        }
-        tensors |= {
-            f"{REPLY_PREFIX}/{n}": bytes_to_tensor(raw) for n, raw in self._pending_replies.items()
-        }
+        replies = {str(n): frames.bytes_to_tensor(raw) for n, raw in self._pending_replies.items()}
+        tensors = flatten({STATE_PREFIX: self._client.state_dict(), REPLY_PREFIX: replies})
         header = {"epoch": self._channel_epoch, "done": self._done_up_to}
         # Renamed without fsync: a killed process loses nothing, and after a power loss the server
         # sends the part again.
@@ -191,11 +176,10 @@ class SplitDevice:
         self._is_batch_open, self._batch_seconds = False, 0.0
         try:
             tensors, header = checkpoint.load(self._path)
-        except (FileNotFoundError, checkpoint.CorruptCheckpoint):
+        except (FileNotFoundError, checkpoint.CorruptCheckpoint, formats.UnsupportedFormat):
             return
         if header["epoch"] == channel_epoch:
-            self._client.load_state_dict(select_subtree(STATE_PREFIX, tensors))
+            self._client.load_state_dict(select_subtree(tensors, STATE_PREFIX))
             self._done_up_to = self._saved_up_to = int(header["done"])
-            self._pending_replies = {
-                int(n): tensor_to_bytes(t) for n, t in select_subtree(REPLY_PREFIX, tensors).items()
-            }
+            replies = select_subtree(tensors, REPLY_PREFIX)
+            self._pending_replies = {int(n): frames.tensor_to_bytes(replies[n]) for n in replies}

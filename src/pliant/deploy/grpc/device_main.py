@@ -28,7 +28,6 @@ class SplitDeviceSetup(Struct, frozen=True):
 
 
 def main(setup: SplitDeviceSetup) -> int:
-    """Train whenever the server requests it."""
     from pliant.deploy.device.agent import use_one_thread
     from pliant.deploy.grpc.client import GrpcClient
     from pliant.deploy.grpc.device import SplitDevice

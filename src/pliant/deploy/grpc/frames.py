@@ -136,7 +136,6 @@ def bytes_to_tensor(raw: bytes) -> Tensor:
 
 
 def tensor_to_bytes(tensor: Tensor) -> bytes:
-    """Return the bytes in a tensor."""
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

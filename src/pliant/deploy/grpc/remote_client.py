@@ -19,9 +19,8 @@ from pliant.deploy.grpc.frames import (
     tensor_to_bytes,
 )
 from pliant.methods.validation import select_variances
-from pliant.params import Params, clone, is_finite
+from pliant.params import Params, clone, is_finite, select_subtree
 from pliant.split.client import BatchRequest, LocalClient
-from pliant.split.part import select_subtree
 from pliant.split.payload import Message
 
 
@@ -59,7 +58,9 @@ class RemoteClient:
         return self._server_copy.params
 
     def request_batch(self, request: BatchRequest) -> None:
-        self._send_new_params()
+        if not self._has_sent_params:
+            self._send_request("take", self._server_copy.params)
+            self._has_sent_params = True
         self._request_number = self._send_request(
             "ask", batch=request, needs_reply=request.needs_activation
         )
@@ -104,11 +105,6 @@ class RemoteClient:
         self._server_copy.load_state_dict(state)
         self._channel_epoch = ""
 
-    def _send_new_params(self) -> None:
-        if not self._has_sent_params:
-            self._send_request("take", self._server_copy.params)
-            self._has_sent_params = True
-
     def _send_request(
         self,
         kind: RequestKind,
@@ -131,13 +127,13 @@ class RemoteClient:
         received = self.channel.wait_for_reply(self._send_request(kind, needs_reply=True))
         if received is None:
             return
-        _, tensors = received
+        tensors = received[1]
         expected = self._server_copy.state_dict()
         if kind == "params":
-            expected = select_subtree("params", expected)
+            expected = select_subtree(expected, "params")
         problem = find_mismatch(tensors, expected)
         if problem is None:
-            params = tensors if kind == "params" else select_subtree("params", tensors)
+            params = tensors if kind == "params" else select_subtree(tensors, "params")
             problem = find_implausible_value(params, self._max_abs)
         if problem is not None:
             self.problems.append(f"client {self.channel.device}: expected {problem}")

@@ -7,26 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from pliant.deploy.grpc import frames
 from pliant.deploy.grpc.channel import DeviceChannel, UnexpectedReplies
-from pliant.deploy.grpc.frames import (
-    PROTOCOL_VERSION,
-    Challenge,
-    Hello,
-    MalformedFrame,
-    Proof,
-    Ready,
-    RunFinished,
-    SplitReply,
-    decode_device_frame,
-    encode_frame,
-)
-from pliant.deploy.security.challenge import (
-    INSECURE_FEDERATION,
-    is_signature_valid,
-    make_nonce,
-    read_federation_name,
-    read_public_keys,
-)
+from pliant.deploy.security import challenge
 from pliant.extras import require
 
 log = logging.getLogger("pliant")
@@ -61,10 +44,10 @@ class GrpcServer:
     ) -> None:
         grpc: Any = require("grpc", "deploy")
         self._grpc, self._channels, self._experiment = grpc, channels, experiment
-        self._public_keys = None if keys is None else read_public_keys(keys)
-        self._federation_name = (
-            INSECURE_FEDERATION if keys is None else read_federation_name(keys / "ca.crt")
-        )
+        self._public_keys = None if keys is None else challenge.read_public_keys(keys)
+        self._federation_name = challenge.INSECURE_FEDERATION
+        if keys is not None:
+            self._federation_name = challenge.read_federation_name(keys / "ca.crt")
         self._refused_processes: dict[int, str] = {}  # by device: the last duplicate
         handler = grpc.stream_stream_rpc_method_handler(self._handle_stream)  # bytes in, bytes out
         service = grpc.method_handlers_generic_handler(GRPC_SERVICE, {GRPC_METHOD: handler})
@@ -95,7 +78,6 @@ class GrpcServer:
             raise ValueError(f"Cannot listen at {address}")
 
     def start(self) -> None:
-        """Start accepting devices."""
         self._server.start()
 
     def close(self) -> None:
@@ -132,39 +114,33 @@ class GrpcServer:
         if refusals:
             context.abort(getattr(self._grpc.StatusCode, refusals[0].code), refusals[0].reason)
         if channel.is_run_over:
-            yield encode_frame(RunFinished())
+            yield frames.encode_frame(frames.RunFinished())
 
     def _authenticate(
         self, requests: Iterator[bytes]
     ) -> Generator[bytes, None, tuple[DeviceChannel, int]]:
         """Verify a device's identity; return its channel and the id of its stream."""
-        hello = _receive_header(requests, Hello)
-        if hello.version != PROTOCOL_VERSION:
-            raise StreamRefused(
-                "FAILED_PRECONDITION",
-                f"device {hello.device}: expected protocol version {PROTOCOL_VERSION}, "
-                f"got {hello.version}",
-            )
-        nonce = make_nonce()
-        yield encode_frame(Challenge(nonce, self._federation_name))
-        proof = _receive_header(requests, Proof)
-        if self._public_keys is not None and not is_signature_valid(
+        hello = _receive_header(requests, frames.Hello)
+        name, version = f"device {hello.device}", frames.PROTOCOL_VERSION
+        if hello.version != version:
+            reason = f"{name}: expected protocol version {version}, got {hello.version}"
+            raise StreamRefused("FAILED_PRECONDITION", reason)
+        nonce = challenge.make_nonce()
+        yield frames.encode_frame(frames.Challenge(nonce, self._federation_name))
+        proof = _receive_header(requests, frames.Proof)
+        if self._public_keys is not None and not challenge.is_signature_valid(
             self._public_keys, proof.signature, nonce, self._federation_name, hello.device
         ):
-            raise StreamRefused(
-                "UNAUTHENTICATED", f"device {hello.device}: expected a registered key"
-            )
+            raise StreamRefused("UNAUTHENTICATED", f"{name}: expected a registered key")
         if hello.device not in self._channels:
-            raise StreamRefused(
-                "FAILED_PRECONDITION",
-                f"device {hello.device}: expected a number below {len(self._channels)}",
-            )
+            reason = f"{name}: expected a number below {len(self._channels)}"
+            raise StreamRefused("FAILED_PRECONDITION", reason)
         channel = self._channels[hello.device]
         stream_id = channel.attach(hello.process)
         if stream_id is None:
             is_logged = self._refused_processes.get(hello.device) == hello.process
             self._refused_processes[hello.device] = hello.process
-            reason = f"device {hello.device}: expected one device with this number, got a second"
+            reason = f"{name}: expected one device with this number, got a second"
             raise StreamRefused("ALREADY_EXISTS", reason, is_logged=is_logged)
         return channel, stream_id
 
@@ -178,14 +154,14 @@ class GrpcServer:
         """Pass a device's frames to its channel until the stream ends."""
         try:
             for raw in requests:
-                header, tensors = decode_device_frame(raw)
-                if isinstance(header, Ready):
+                header, tensors = frames.decode_device_frame(raw)
+                if isinstance(header, frames.Ready):
                     channel.mark_ready(stream_id, header.epoch, header.done_up_to)
-                elif isinstance(header, SplitReply):
+                elif isinstance(header, frames.SplitReply):
                     channel.receive_reply(stream_id, header, tensors)
                 else:
-                    raise MalformedFrame(f"expected a reply, got {type(header).__name__}")
-        except (MalformedFrame, UnexpectedReplies) as error:
+                    raise frames.MalformedFrame(f"expected a reply, got {type(header).__name__}")
+        except (frames.MalformedFrame, UnexpectedReplies) as error:
             log.warning("device %s: %s", channel.device, error)
             refusals.append(StreamRefused("INVALID_ARGUMENT", f"device {channel.device}: {error}"))
         except Exception:  # the stream broke; the device will reconnect
@@ -195,8 +171,8 @@ class GrpcServer:
 
 def _receive_header(requests: Iterator[bytes], header_type: type[Any]) -> Any:
     try:
-        header, _ = decode_device_frame(next(requests))
-    except MalformedFrame as error:
+        header, _ = frames.decode_device_frame(next(requests))
+    except frames.MalformedFrame as error:
         raise StreamRefused("INVALID_ARGUMENT", str(error)) from None
     except Exception:  # gRPC raises a different class for each way of ending
         raise StreamRefused("CANCELLED", "the stream ended during the handshake") from None

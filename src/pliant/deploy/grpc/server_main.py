@@ -24,18 +24,14 @@ from pliant.deploy.grpc.server import GrpcServer
 from pliant.deploy.server.rounds import POLL_SECONDS, NotEnoughDevices
 from pliant.deploy.settings import ServerSettings
 from pliant.engine.ledger import RoundRecord
-from pliant.engine.split_ledger import ClientLedger
-from pliant.engine.split_loop import (
-    RoundEnvironment,
-    build_session,
-    build_virtual_environment,
-    run_split,
-)
+from pliant.engine.split_loop import RoundEnvironment, run_split
+from pliant.engine.split_virtual import VirtualEnvironment
 from pliant.experiment.build import build_experiment
 from pliant.experiment.config import Experiment, load_run_config
 from pliant.params import nbytes
 from pliant.split import AnySplit
 from pliant.split.client import LocalClient
+from pliant.split.session import Session
 from pliant.value import encode
 
 MESSAGE_OVERHEAD = 1_000_000  # bytes allowed beyond the tensors
@@ -56,21 +52,14 @@ class SplitServerRun:
     """A split experiment with its device channels and gRPC server."""
 
     def __init__(
-        self,
-        experiment: Experiment,
-        settings: ServerSettings,
-        *,
-        address: str,
-        keys: Path | None,
+        self, experiment: Experiment, settings: ServerSettings, *, address: str, keys: Path | None
     ) -> None:
         method = experiment.method
         if not isinstance(method, AnySplit):
             raise ValueError(f"Expected a split method, got {type(method).__name__}")
         self._experiment, self._settings, self._method = experiment, settings, method
         net, data = build_experiment(experiment)
-        self.channels = {
-            client: DeviceChannel(client, settings.allowance) for client in range(len(data))
-        }
+        self.channels = {n: DeviceChannel(n, settings.allowance) for n in range(len(data))}
         self.clients: dict[int, RemoteClient] = {}
         max_abs = experiment.settings.guard.largest
         largest_state = 0
@@ -83,9 +72,7 @@ class SplitServerRun:
             return client
 
         fleet, seed = experiment.fleet, experiment.seed
-        self._session = build_session(
-            method, net, data, fleet, seed, make_client=make_remote_client
-        )
+        self._session = Session(method, net, data, fleet, seed, make_client=make_remote_client)
         activations = method.local.batch * math.prod(self._session.activation_shape)
         largest_payload = method.payload.dense_size(activations)
         self.grpc_server = GrpcServer(
@@ -98,7 +85,6 @@ class SplitServerRun:
         self._has_started = False
 
     def run_rounds(self, folder: Path) -> Iterator[RoundRecord]:
-        """Run all remaining rounds and yield their records."""
         settings = msgspec.structs.replace(self._experiment.settings, checkpoint_every=1)
         self.grpc_server.start()
         try:
@@ -110,26 +96,27 @@ class SplitServerRun:
 
     def _make_environment(self, round_number: int, start: float) -> RoundEnvironment:
         self._wait_for_devices()
-        experiment, session = self._experiment, self._session
+        experiment, round_macs = self._experiment, self._session.round_macs
         fleet, settings = experiment.fleet, experiment.settings
         if self._settings.pace == "simulated":
 
             def has_left(client: int) -> bool:
                 remote = self.clients[client]
                 while remote.problems:
-                    environment.record_refusal(client, remote.problems.pop())
+                    environment.costs[client].refused[remote.problems.pop()] += 1
                 return not remote.channel.is_in_round
 
-            speed = experiment.server_speed
-            environment = build_virtual_environment(
-                session, fleet, settings, round_number, start, speed, has_left=has_left
+            environment = VirtualEnvironment(
+                fleet,
+                round_macs,
+                settings,
+                round_number,
+                start,
+                server_speed=experiment.server_speed,
+                has_left=has_left,
             )
             return environment
-        ledger = ClientLedger(
-            session.data.train.classes, session.client_classes, settings.guard.largest
-        )
-        round_macs = session.samples_per_round * session.device_training_macs
-        return WallClockEnvironment(fleet, round_macs, self.clients, ledger, seed=settings.seed)
+        return WallClockEnvironment(fleet, round_macs, self.clients, seed=settings.seed)
 
     def _wait_for_devices(self) -> None:
         """Wait for all devices at first, and for a quorum in later rounds.
@@ -149,7 +136,6 @@ class SplitServerRun:
         self._has_started = True
 
     def _join_devices(self) -> int:
-        """Add the devices that are ready to the round; return how many take part."""
         count = 0
         for device, remote in self.clients.items():
             was_in_round = remote.channel.is_in_round
@@ -161,7 +147,6 @@ class SplitServerRun:
 
 
 def main(setup: SplitServerSetup) -> int:
-    """Run or resume the experiment of a folder."""
     import torch
 
     torch.set_num_threads(1)

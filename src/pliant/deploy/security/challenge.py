@@ -21,12 +21,10 @@ def read_federation_name(ca: Path) -> str:
 
 
 def make_nonce() -> bytes:
-    """Return random bytes to be signed once."""
     return secrets.token_bytes(32)
 
 
 def read_public_keys(folder: Path) -> PublicKeys:
-    """Read the public keys of all devices, by device number."""
     public_keys: PublicKeys = {}
     for path in sorted((folder / "devices").glob("*/key.pub")):
         if path.parent.name.isdigit():
@@ -38,7 +36,6 @@ def read_public_keys(folder: Path) -> PublicKeys:
 
 
 def sign_challenge(key_path: Path, nonce: bytes, federation_name: str, device: int) -> bytes:
-    """Sign a nonce with a device's private key."""
     key = serialization.load_ssh_private_key(key_path.read_bytes(), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ValueError(f"{key_path}: expected a key of `pliant deploy init`")

@@ -4,6 +4,8 @@ import logging
 import socket
 import ssl
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +22,7 @@ _SETTINGS_FRAME = 4  # the type of the first frame of an HTTP/2 server
 _NAME_MISMATCH = (62, 64)  # OpenSSL's codes for a wrong host name and a wrong address
 
 
-def check_address(server: str, ca: Path | None, key: Path | None) -> tuple[str, int]:
+def parse_server_address(server: str, ca: Path | None, key: Path | None) -> tuple[str, int]:
     """Return host and port; raise an error for remote hosts without TLS and key."""
     host, _, port = server.rpartition(":")
     host = host.strip("[]")
@@ -29,8 +31,7 @@ def check_address(server: str, ca: Path | None, key: Path | None) -> tuple[str, 
     if int(port) not in PORTS:
         raise ValueError(f"Expected --server HOST:PORT with a port from 1 to 65535, got {server!r}")
     check_host(host, "--server HOST:PORT with a host name or an address")
-    if (ca is None or key is None) and host not in LOOPBACK:
-        raise ValueError(f"Expected --keys FOLDER for {host}: --insecure is for loopback only")
+    check_loopback(host, has_keys=ca is not None and key is not None)
     if ca is not None:
         _make_tls_context(ca)
     if key is not None:
@@ -38,13 +39,18 @@ def check_address(server: str, ca: Path | None, key: Path | None) -> tuple[str, 
     return host, int(port)
 
 
+def check_loopback(host: str, *, has_keys: bool) -> None:
+    """Require keys for all but this machine."""
+    if not has_keys and host not in LOOPBACK:
+        raise ValueError(f"Expected --keys FOLDER for {host}: --insecure is for loopback only")
+
+
 def wait_for_server(host: str, port: int, ca: Path | None) -> ServerKind:
     """Probe until a server answers; log once that it is missing."""
-    context = None if ca is None else _make_tls_context(ca)
     is_logged = False
     while True:
         try:
-            return _detect_protocol(host, port, ca, context)
+            return detect_protocol(host, port, ca)
         except PermissionError:
             raise
         except OSError as error:
@@ -64,19 +70,11 @@ def detect_protocol(host: str, port: int, ca: Path | None) -> ServerKind:
     Raise OSError if there is no server or it closes the connection, and PermissionError if it
     cannot be trusted.
     """
-    return _detect_protocol(host, port, ca, None if ca is None else _make_tls_context(ca))
-
-
-def _detect_protocol(
-    host: str, port: int, ca: Path | None, context: ssl.SSLContext | None
-) -> ServerKind:
-    if context is None:
+    if ca is None:
         return _detect_without_tls(host, port)
+    context = _make_tls_context(ca)
     try:
-        with (
-            socket.create_connection((host, port), TIMEOUT_SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=host) as secure,
-        ):
+        with _connect(host, port, context) as secure:
             return "split" if secure.selected_alpn_protocol() == "h2" else "federated"
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in _NAME_MISMATCH:
@@ -115,13 +113,19 @@ def _needs_tls(host: str, port: int) -> bool:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # nothing is sent
     try:
-        with (
-            socket.create_connection((host, port), TIMEOUT_SECONDS) as plain,
-            context.wrap_socket(plain),
-        ):
+        with _connect(host, port, context):
             return True
     except OSError:
         return False
+
+
+@contextmanager
+def _connect(host: str, port: int, context: ssl.SSLContext) -> Iterator[ssl.SSLSocket]:
+    with (
+        socket.create_connection((host, port), TIMEOUT_SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secure,
+    ):
+        yield secure
 
 
 def _make_tls_context(ca: Path) -> ssl.SSLContext:
@@ -139,14 +143,7 @@ def _make_tls_context(ca: Path) -> ssl.SSLContext:
 
 
 def _fetch_certificate_names(host: str, port: int, context: ssl.SSLContext) -> str:
-    """Return the names in a server's certificate."""
     context.check_hostname = False  # the authority is still verified
-    try:
-        with (
-            socket.create_connection((host, port), TIMEOUT_SECONDS) as plain,
-            context.wrap_socket(plain) as secure,
-        ):
-            certificate = secure.getpeercert() or {}
-    finally:
-        context.check_hostname = True
+    with _connect(host, port, context) as secure:
+        certificate = secure.getpeercert() or {}
     return ", ".join(str(entry[1]) for entry in certificate.get("subjectAltName", ())) or "no host"

@@ -147,7 +147,7 @@ def _find_row_problem(
 
 
 def _list_allowed_rows(context: WorkerContext) -> range:
-    policy = context.method.make_budget_policy(context.net)
+    policy = context.budget_policy
     return range(len(policy.rows.shares)) if isinstance(policy, PerBatch) else range(1)
 
 

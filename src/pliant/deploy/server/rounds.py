@@ -25,12 +25,11 @@ from pliant.devices import DeviceStatus
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.local_work import Job, WorkerContext, make_task
 from pliant.engine.round_loop import RoundResult, Run, run_rounds
-from pliant.engine.round_rules import TaskOutcome, close_round
+from pliant.engine.round_rules import TaskOutcome, close_round, select_devices
 from pliant.engine.run_store import RunState, RunStore, read_records
-from pliant.engine.selection import select_devices
 from pliant.engine.timetable import RoundTasks, compute_start_status
 from pliant.experiment.config import Experiment
-from pliant.methods.base import ServerState, TaskKey
+from pliant.methods.base import TaskKey
 from pliant.params import get_params
 from pliant.rng import rng_stream
 from pliant.value import encode
@@ -57,7 +56,7 @@ def serve(
     """Run the remaining rounds of the run in a folder and yield their records."""
     store = RunStore(folder)
     try:
-        run = make_run(experiment, context, store.resume())
+        run = make_run(experiment, context, store)
         is_empty = [r.merged == 0 for r in read_records(folder) if isinstance(r, RoundRecord)]
         run.repeated_rounds = sum(is_empty)
         consecutive = len(list(takewhile(bool, reversed(is_empty))))
@@ -73,9 +72,11 @@ def serve(
         store.close()
 
 
-def make_run(experiment: Experiment, context: WorkerContext, state: RunState | None = None) -> Run:
-    """Return a run on real devices, which saves every round: no merged update is ever lost."""
-    state = state or RunState(0, 0.0, ServerState(get_params(context.net.module)), {})
+def make_run(experiment: Experiment, context: WorkerContext, store: RunStore | None = None) -> Run:
+    """Start or resume a run on real devices; it saves every round, so no merged update is lost."""
+    initial = context.init_state(get_params(context.net.module))
+    state = store.resume(type(initial)) if store else None
+    state = state or RunState(0, 0.0, initial, {})
     settings = msgspec.structs.replace(experiment.settings, checkpoint_every=1)
     return Run(context, experiment.fleet, settings, state, repeats_empty_rounds=True)
 
@@ -245,7 +246,7 @@ class DeviceTransport:
                 None if merged_round is None else int(merged_round),
                 self._settings.compression,
             )
-            task = make_task(context.method, context.net, shared, job)
+            task = make_task(context, shared, job)
             raw = encode_message(request, {PARAMS: task.params, EXTRA: task.extra})
             requests[device] = SentRequest(
                 key, work, manifest, raw, self._settings.compression, row, task.extra
@@ -254,7 +255,7 @@ class DeviceTransport:
 
     def _choose_rows(self, run: Run, devices: list[int]) -> Mapping[int, tuple[int, float]]:
         """Choose rows by the devices' reported speeds, if the method chooses on the server."""
-        policy = run.context.method.make_budget_policy(run.context.net)
+        policy = run.context.budget_policy
         if not policy.is_per_round or not devices:
             return {}
         works = [run.context.plan_work(device) for device in devices]

@@ -7,17 +7,22 @@ import signal
 import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Self
 
-from pliant.deploy.constants import LOOPBACK, PORTS
+import msgspec
+
+from pliant.deploy.constants import PORTS
+from pliant.deploy.security.probe import ServerKind
 from pliant.extras import MissingExtra
 
-QUIET_ENV = {
+CHILD_ENV = {
+    "OMP_NUM_THREADS": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -30,66 +35,84 @@ TERMINATE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 def make_process_env(home: Path) -> dict[str, str]:
     """Return the environment of child processes: no telemetry, no installs, our interpreter."""
-    bin_folder = str(Path(sys.executable).parent)
-    path = os.pathsep.join([bin_folder, os.environ.get("PATH", "")])
-    threads = {"OMP_NUM_THREADS": "1"}
-    return {**os.environ, **threads, **QUIET_ENV, "FLWR_HOME": str(home), "PATH": path}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, **CHILD_ENV, "FLWR_HOME": str(home), "PATH": path}
 
 
 class ChildProcess:
-    """A child process and its log."""
+    """A child process whose output goes to a log."""
 
-    def __init__(
-        self, command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as file:
-            self.process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 list(command),
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env=dict(env),
-                cwd=cwd,
                 start_new_session=True,  # Ctrl-C is for the parent, which stops its children
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
-        self.log = log
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the process is still running."""
-        return self.process.poll() is None
+        return self.exit_code is None
 
     def stop(self) -> None:
         """Stop the process and its children, and wait for its end."""
         if self.is_alive:
             self._signal_group(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(TERMINATE_SECONDS)
+                self._process.wait(TERMINATE_SECONDS)
         self._signal_group(signal.SIGKILL)  # whatever is left of its group
-        self.process.wait()
+        self._process.wait()
 
     def _signal_group(self, signum: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signum)  # it leads a group, by `start_new_session`
-
-    def read_log_tail(self, count: int = 5) -> str:
-        """Return the last lines of the log."""
-        lines = self.log.read_text(errors="replace").splitlines()
-        return "\n".join(lines[-count:])
+            os.killpg(self._process.pid, signum)  # it leads a group, by `start_new_session`
 
 
-class Supervisor(Protocol):
+def read_log_tail(path: Path, count: int) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-count:])
+
+
+def make_command(module: str, setup: object) -> list[str]:
+    """Return the command that runs a module with a setup as its only argument."""
+    return [sys.executable, "-m", module, msgspec.json.encode(setup).decode()]
+
+
+class Startable(ABC):
     """Something that is started, and must be closed even if starting fails."""
 
+    @abstractmethod
     def start(self) -> None: ...
 
+    @abstractmethod
     def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 @contextmanager
-def run_supervisor(supervisor: Supervisor) -> Iterator[None]:
+def run_supervisor(supervisor: Startable) -> Iterator[None]:
     """Start a supervisor and close it at the end, or on Ctrl-C or SIGTERM.
 
     Closing takes seconds. Further signals are ignored, as they would leave processes behind.
@@ -136,21 +159,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process when its parent dies, for whatever reason."""
     if _LIBC is not None:  # loaded before the fork, after which little is safe
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def require_flower() -> None:
-    """Raise `MissingExtra` if Flower is not installed, without importing it."""
-    if find_spec("flwr") is None:
-        raise MissingExtra("flwr is not installed: run `pip install 'pliant[deploy]'`")
-
-
-def require_grpc() -> None:
-    """Raise `MissingExtra` if gRPC is not installed, without importing it."""
-    if find_spec("grpc") is None:
-        raise MissingExtra("grpc is not installed: run `pip install 'pliant[deploy]'`")
+def require_transport(kind: ServerKind) -> None:
+    """Raise `MissingExtra` if the library of a kind of server is missing, without importing it."""
+    name = "grpc" if kind == "split" else "flwr"
+    if find_spec(name) is None:
+        raise MissingExtra(f"{name} is not installed: run `pip install 'pliant[deploy]'`")
 
 
 def check_port(host: str, port: int) -> None:
@@ -175,7 +192,6 @@ def check_port(host: str, port: int) -> None:
 
 
 def _find_bind_error(family: int, address: object) -> int | None:
-    """Return the error number of a failed bind, or None."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -183,12 +199,6 @@ def _find_bind_error(family: int, address: object) -> int | None:
     except OSError as error:
         return error.errno
     return None
-
-
-def check_keys(host: str, keys: Path | None) -> None:
-    """Require keys for serving other machines."""
-    if keys is None and host not in LOOPBACK:
-        raise ValueError(f"Expected --keys FOLDER for {host}: --insecure is for loopback only")
 
 
 def format_local_address(host: str, port: int) -> str:

@@ -7,18 +7,18 @@ from pathlib import Path
 
 from pliant.deploy.device.host import Limits
 from pliant.deploy.security.certificates import check_fleet_keys
+from pliant.deploy.security.probe import ServerKind
 from pliant.deploy.settings import ServerSettings
-from pliant.deploy.supervise.node import FlowerDeviceSupervisor
-from pliant.deploy.supervise.server import FlowerServerSupervisor
-from pliant.deploy.supervise.split_node import SplitNodeSupervisor
-from pliant.deploy.supervise.split_server import SplitServerSupervisor
+from pliant.deploy.supervise.child_process import Startable
+from pliant.deploy.supervise.node import DeviceSupervisor
+from pliant.deploy.supervise.server import ServerSupervisor
 from pliant.engine.ledger import RoundRecord
 from pliant.experiment.config import Experiment, load_run_config, start_run
 from pliant.split import AnySplit
 from pliant.value import encode
 
 
-class Federation:
+class Federation(Startable):
     """Start a server and devices as processes on loopback; closing ends exactly those."""
 
     def __init__(
@@ -34,18 +34,18 @@ class Federation:
     ) -> None:
         if keys is not None:
             check_fleet_keys(keys, experiment.fleet.size)
-        self.server = select_server_class(experiment)(
-            folder, settings or ServerSettings(), port=port, keys=keys
+        kind = select_server_kind(experiment)
+        self.server = ServerSupervisor(
+            kind, folder, settings or ServerSettings(), port=port, keys=keys
         )
         open_run(folder, experiment)  # only after every check has passed
-        is_split = isinstance(experiment.method, AnySplit)
-        device_class = SplitNodeSupervisor if is_split else FlowerDeviceSupervisor
-        self.devices: list[FlowerDeviceSupervisor | SplitNodeSupervisor] = []
+        self.devices: list[DeviceSupervisor] = []
         self._stop = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
         try:
             for number in range(experiment.fleet.size):
-                device = device_class(
+                device = DeviceSupervisor(
+                    kind,
                     number,
                     self.server.address,
                     folder / "devices" / str(number),
@@ -60,25 +60,12 @@ class Federation:
             raise
 
     def start(self) -> None:
-        """Start the server and its devices."""
         self.server.start()  # first, as a device with an unregistered key is refused
         for device in self.devices:
             device.start()
         self._supervisor.start()
 
-    def __enter__(self) -> "Federation":
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def watch(self) -> Iterator[RoundRecord]:
-        """Yield the record of each round as it ends."""
         yield from self.server.watch()
 
     def close(self) -> None:
@@ -97,13 +84,8 @@ class Federation:
                 device.restart_dead()
 
 
-def select_server_class(
-    experiment: Experiment,
-) -> type[FlowerServerSupervisor] | type[SplitServerSupervisor]:
-    """Return the kind of server that an experiment's method needs."""
-    return (
-        SplitServerSupervisor if isinstance(experiment.method, AnySplit) else FlowerServerSupervisor
-    )
+def select_server_kind(experiment: Experiment) -> ServerKind:
+    return "split" if isinstance(experiment.method, AnySplit) else "federated"
 
 
 def open_run(folder: Path, experiment: Experiment) -> None:

@@ -1,45 +1,49 @@
-"""Supervise the processes of a server: SuperLink, SuperExec and the run.
+"""Supervise the processes of a server: one for a split run, and three for Flower.
 
-If the run's process dies, the run is submitted again and resumes from its checkpoint. If SuperLink
-or SuperExec dies, it is restarted with its database.
+Flower's SuperLink and SuperExec run the rounds in a process of their own. If that dies, the run is
+submitted again and resumes from its checkpoint.
 """
 
 import json
-import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 
+from pliant.compression import Uncompressed
 from pliant.deploy.constants import FAILURE_FILE, LOCK_FILE, PID_FILE, SETTINGS_FILE
 from pliant.deploy.security.certificates import check_private_file
 from pliant.deploy.security.node_registry import register_devices, summarise_output
+from pliant.deploy.security.probe import ServerKind, check_loopback
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.child_process import (
     ChildProcess,
-    check_keys,
     check_port,
     find_script,
     format_local_address,
+    make_command,
     make_process_env,
-    require_flower,
+    read_log_tail,
+    require_transport,
 )
 from pliant.deploy.supervise.run_follower import RunFollower
+from pliant.deploy.supervise.supervisor import Process, Reaction, Service, Supervisor
 from pliant.engine.ledger import RoundRecord
 from pliant.storage import atomic
 from pliant.storage.run_lock import RunLock
 
-log = logging.getLogger("pliant")
-
+POLL_SECONDS = 0.2
 CONNECTION_NAME = "pliant"  # of the connection in Flower's configuration
-MAX_DEATHS = 10  # of the run's process in the same round, before giving up
 START_SECONDS = 180.0  # in which a process must have started
 APP_PROJECT = """\
 [project]
@@ -60,11 +64,12 @@ folder = ""
 """
 
 
-class FlowerServerSupervisor:
+class ServerSupervisor(Supervisor):
     """Serve the run whose config is in a folder to real devices."""
 
     def __init__(
         self,
+        kind: ServerKind,
         folder: Path,
         settings: ServerSettings,
         *,
@@ -72,102 +77,136 @@ class FlowerServerSupervisor:
         port: int = 9092,
         keys: Path | None = None,
     ) -> None:
-        require_flower()
-        check_keys(host, keys)
-        self.folder, self._settings = folder.resolve(), settings
-        self.host, self.port = host, port
-        self._keys = keys.resolve() if keys else None
-        if self._keys is not None:
-            for name in ("server.key", "superexec.secret"):
-                check_private_file(self._keys / name)
-        self._home = self.folder / "flower"
-        self._env = make_process_env(self._home)
-        self._children: dict[str, ChildProcess] = {}
-        self._run_id: str | None = None
-        self._lock: RunLock | None = None
-        self._deaths: list[int] = []  # of the run's process, by the number of finished rounds
-        self._follower = RunFollower(self.folder)
-        if (self.folder / LOCK_FILE).exists():
-            RunLock(self.folder, LOCK_FILE).release()  # fails if another server uses the folder
+        require_transport(kind)
+        check_loopback(host, has_keys=keys is not None)
+        is_split = kind == "split"
+        if is_split and settings.compression != Uncompressed():
+            raise ValueError("Expected --compress plain: split methods compress by `payload`")
+        folder = folder.resolve()
+        if keys is not None:
+            keys = keys.resolve()
+            for name in ("server.key",) if is_split else ("server.key", "superexec.secret"):
+                check_private_file(keys / name)
+        # before the port, which a server that holds the lock has taken as well
+        if (folder / LOCK_FILE).exists():
+            RunLock(folder, LOCK_FILE).release()
         check_port(host, port)
-
-    @property
-    def address(self) -> str:
-        """Return the address of the server on this machine."""
-        return format_local_address(self.host, self.port)
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """Return the running processes: SuperLink, SuperExec and the run."""
-        pids = {name: c.process.pid for name, c in self._children.items() if c.is_alive}
-        run_pid = self._read_run_pid()
-        return pids | ({} if run_pid is None else {"run": run_pid})
-
-    def start(self) -> None:
-        """Start the processes and submit the run."""
-        self._lock = RunLock(self.folder, LOCK_FILE)
-        self._write_config()
-        self._start_superlink()
-        self._start_superexec()
-        if self._keys is not None:
-            register_devices(
-                self._keys, self._home / "registered.json", CONNECTION_NAME, self._run_flwr
-            )
-        self._submit_run()
+        self.address = format_local_address(host, port)
+        self._settings, self._follower = settings, RunFollower(folder)
+        self._is_split = is_split
+        make_backend = _SplitServer if is_split else _FlowerServer
+        self._backend = make_backend(folder, host, port, keys)
+        run = Service(
+            "run",
+            self._backend.title,
+            self._start_run,
+            self._backend.log_path,
+            self._react_to_end_of_run,
+            progress=lambda: len(self._follower.read_rounds()),
+            is_log_forwarded=is_split,
+        )
+        super().__init__(folder, LOCK_FILE, [*self._backend.make_services(), run])
 
     def watch(self) -> Iterator[RoundRecord]:
         """Yield the record of each round as it is written, and restart dead processes."""
         count = 0
         while True:
+            is_ending = self._is_split and "run" in self.pids  # it still tells its devices
+            self.forward_logs()
             records = self._follower.read_rounds()
             yield from records[count:]
             count = len(records)
-            if self._follower.is_done():
+            if self._follower.is_done() and not is_ending:
                 return
-            self._restart_dead()
-            time.sleep(0.5)
+            self.check()
+            time.sleep(POLL_SECONDS)
 
-    def close(self) -> None:
-        """Stop the processes in reverse order and release the folder."""
-        if self._lock is None:
-            return
-        for name in reversed(list(self._children)):
-            self._children.pop(name).stop()
-        pid = self._read_run_pid()
-        if pid is not None and _is_alive(pid):  # it ends with its parent, but may take a second
-            with suppress(ProcessLookupError):
-                os.kill(pid, 15)
-        self._lock.release()
-        self._lock = None
-
-    def __enter__(self) -> "FlowerServerSupervisor":
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _write_config(self) -> None:
-        app = self._home / "app"
-        app.mkdir(parents=True, exist_ok=True)
-        (app / "pyproject.toml").write_text(APP_PROJECT)
-        security = "insecure = true"
-        if self._keys is not None:
-            security = f"root-certificates = {json.dumps(str(self._keys / 'ca.crt'))}"
-        config = f'[superlink]\ndefault = "{CONNECTION_NAME}"\n\n[superlink.{CONNECTION_NAME}]\n'
-        config += f'address = "{self.address}"\n{security}\n'
-        (self._home / "config.toml").write_text(config)
-        (self.folder / PID_FILE).unlink(missing_ok=True)
+    def _start_run(self) -> Process:
         atomic.write_bytes(self.folder / SETTINGS_FILE, msgspec.json.encode(self._settings))
+        return self._backend.start_run()
 
-    def _start_superlink(self) -> None:
-        check_port(self.host, self.port)
+    def _react_to_end_of_run(self, exit_code: int | None) -> Reaction:
+        self._follower.read_rounds()
+        if self._follower.is_done():
+            return Reaction.WAIT
+        failure = self._backend.find_failure(exit_code)
+        if failure is not None:
+            raise ChildProcessError(failure)
+        return Reaction.RESTART
+
+
+class _SplitServer:
+    """The process of a split run."""
+
+    title = "the server process"
+
+    def __init__(self, folder: Path, host: str, port: int, keys: Path | None) -> None:
+        self._folder, self.log_path = folder, folder / "logs" / "server.log"
+        path = None if keys is None else str(keys)
+        setup = {"folder": str(folder), "host": host, "port": port, "keys": path}
+        self._command = make_command("pliant.deploy.grpc.server_main", setup)
+
+    def make_services(self) -> list[Service]:
+        return []
+
+    def start_run(self) -> ChildProcess:
+        return ChildProcess(self._command, self.log_path, make_process_env(self._folder))
+
+    def find_failure(self, exit_code: int | None) -> str | None:
+        if exit_code is not None and exit_code < 0:
+            return None
+        return f"the server ended: {read_log_tail(self.log_path, 1)}"  # and would end again
+
+
+class _FlowerServer:
+    """Flower's SuperLink and SuperExec, and the run that is submitted to them."""
+
+    title = "the run's process"
+
+    def __init__(self, folder: Path, host: str, port: int, keys: Path | None) -> None:
+        self._folder, self._host, self._port, self._keys = folder, host, port, keys
+        self._address = format_local_address(host, port)
+        self._home = folder / "flower"
+        self._env = make_process_env(self._home)
+        self.log_path = self._log_path("superexec")
+        self._run_id: str | None = None
+
+    def make_services(self) -> list[Service]:
+        superlink, superexec = self._log_path("superlink"), self._log_path("superexec")
+        return [
+            Service("superlink", "SuperLink", self._start_superlink, superlink),
+            Service("superexec", "SuperExec", self._start_superexec, superexec),
+        ]
+
+    def start_run(self) -> "_SubmittedRun":
+        if self._run_id is not None:
+            self._run_flwr("stop", self._run_id, CONNECTION_NAME)
+        elif self._keys is not None:
+            registry = self._home / "registered.json"
+            register_devices(self._keys, registry, CONNECTION_NAME, self._run_flwr)
+        for name in (PID_FILE, FAILURE_FILE):
+            (self._folder / name).unlink(missing_ok=True)
+        config = f"folder={json.dumps(str(self._folder))}"
+        app = str(self._home / "app")
+        result = self._run_flwr(
+            "run", app, CONNECTION_NAME, "--run-config", config, "--format", "json"
+        )
+        run_id = re.search(r'"run-id": "?(\d+)', result.stdout)
+        if result.returncode or run_id is None:
+            raise ChildProcessError(f"Flower did not accept the run: {summarise_output(result)}")
+        self._run_id = run_id.group(1)
+        return _SubmittedRun(self._folder / PID_FILE, time.monotonic())
+
+    def find_failure(self, exit_code: int | None) -> str | None:
+        with suppress(FileNotFoundError):
+            return (self._folder / FAILURE_FILE).read_text()
+        return None
+
+    def _start_superlink(self) -> ChildProcess:
+        check_port(self._host, self._port)
+        self._write_config()
         command = [sys.executable, "-m", "pliant.deploy.flower.superlink"]
-        command += ["--host", self.host, "--port", str(self.port)]
+        command += ["--host", self._host, "--port", str(self._port)]
         command += ["--isolation", "process", "--disable-runtime-dependency-installation"]
         command += ["--database", str(self._home / "state.db")]
         if self._keys is None:
@@ -177,49 +216,51 @@ class FlowerServerSupervisor:
             command += ["--ssl-keyfile", str(self._keys / "server.key")]
             command += ["--ssl-ca-certfile", str(self._keys / "ca.crt"), "--enable-supernode-auth"]
             command += ["--superexec-auth-secret-file", str(self._keys / "superexec.secret")]
-        self._children["superlink"] = self._start_child("superlink", command)
-        self._wait_for_child("superlink")
+        child = ChildProcess(command, self._log_path("superlink"), self._env)
+        try:
+            self._wait_for_superlink(child)
+        except BaseException:
+            child.stop()
+            raise
+        return child
 
-    def _start_superexec(self) -> None:
-        command = [find_script("flower-superexec"), "--runtime-api-address", self.address]
+    def _write_config(self) -> None:
+        app = self._home / "app"
+        app.mkdir(parents=True, exist_ok=True)
+        (app / "pyproject.toml").write_text(APP_PROJECT)
+        security = "insecure = true"
+        if self._keys is not None:
+            security = f"root-certificates = {json.dumps(str(self._keys / 'ca.crt'))}"
+        config = f'[superlink]\ndefault = "{CONNECTION_NAME}"\n\n[superlink.{CONNECTION_NAME}]\n'
+        config += f'address = "{self._address}"\n{security}\n'
+        (self._home / "config.toml").write_text(config)
+
+    def _wait_for_superlink(self, child: ChildProcess) -> None:
+        path = self._log_path("superlink")
+        host = self._address.rpartition(":")[0].strip("[]")
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end:
+            if not child.is_alive:
+                raise ChildProcessError(f"superlink did not start: {read_log_tail(path, 5)}")
+            with suppress(OSError), socket.create_connection((host, self._port), 1.0):
+                return
+            time.sleep(0.1)
+        raise ChildProcessError(
+            f"superlink did not listen within {START_SECONDS:g} s; see {path.parent}"
+        )
+
+    def _start_superexec(self) -> ChildProcess:
+        command = [find_script("flower-superexec"), "--runtime-api-address", self._address]
         command += ["--parent-pid", str(os.getpid())]
         if self._keys is None:
             command += ["--insecure"]
         else:
             command += ["--root-certificates", str(self._keys / "ca.crt")]
             command += ["--superexec-auth-secret-file", str(self._keys / "superexec.secret")]
-        self._children["superexec"] = self._start_child("superexec", command)
+        return ChildProcess(command, self._log_path("superexec"), self._env)
 
-    def _start_child(self, name: str, command: list[str]) -> ChildProcess:
-        return ChildProcess(command, self._home / "logs" / f"{name}.log", self._env)
-
-    def _wait_for_child(self, name: str) -> None:
-        end = time.monotonic() + START_SECONDS
-        while time.monotonic() < end:
-            child = self._children[name]
-            if not child.is_alive:
-                raise ChildProcessError(f"{name} did not start: {child.read_log_tail()}")
-            host = self.address.rpartition(":")[0].strip("[]")
-            with suppress(OSError), socket.create_connection((host, self.port), 1.0):
-                return
-            time.sleep(0.1)
-        raise ChildProcessError(
-            f"{name} did not listen within {START_SECONDS:g} s; see {self._home / 'logs'}"
-        )
-
-    def _submit_run(self) -> None:
-        for name in (PID_FILE, FAILURE_FILE):
-            (self.folder / name).unlink(missing_ok=True)
-        config = f"folder={json.dumps(str(self.folder))}"
-        app = str(self._home / "app")
-        result = self._run_flwr(
-            "run", app, CONNECTION_NAME, "--run-config", config, "--format", "json"
-        )
-        run_id = re.search(r'"run-id": "?(\d+)', result.stdout)
-        if result.returncode or run_id is None:
-            raise ChildProcessError(f"Flower did not accept the run: {summarise_output(result)}")
-        self._run_id = run_id.group(1)
-        self._submitted_at = time.monotonic()
+    def _log_path(self, name: str) -> Path:
+        return self._home / "logs" / f"{name}.log"
 
     def _run_flwr(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -231,48 +272,32 @@ class FlowerServerSupervisor:
             check=False,
         )
 
-    def _restart_dead(self) -> None:
-        """Restart dead processes and submit the run again if it died."""
-        if not self._children["superlink"].is_alive:
-            log.warning("SuperLink died; restarting it")
-            self._start_superlink()
-        if not self._children["superexec"].is_alive:
-            log.warning("SuperExec died; restarting it")
-            self._start_superexec()
-        pid = self._read_run_pid()
-        is_gone = pid is not None and not _is_alive(pid)
-        is_overdue = pid is None and time.monotonic() - self._submitted_at > START_SECONDS
-        if is_gone or is_overdue:
-            if self._follower.is_done():
-                return
-            with suppress(FileNotFoundError):
-                raise ChildProcessError((self.folder / FAILURE_FILE).read_text())
-            self._deaths.append(len(self._follower.read_rounds()))
-            if self._deaths[-MAX_DEATHS:] == [self._deaths[-1]] * MAX_DEATHS:
-                path = self._home / "logs" / "superexec.log"
-                raise ChildProcessError(f"the run died {MAX_DEATHS} times in one round; see {path}")
-            log.warning("the run's process died; submitting the run again")
-            if self._run_id is not None:
-                self._run_flwr("stop", self._run_id, CONNECTION_NAME)
-            self._submit_run()
 
-    def _read_run_pid(self) -> int | None:
-        try:
-            return int((self.folder / PID_FILE).read_text())
-        except (FileNotFoundError, ValueError):
-            return None
+@dataclass(frozen=True)
+class _SubmittedRun:
+    """A run that SuperExec executes, in a process that writes its id to a file."""
 
+    pid_path: Path
+    submitted_at: float
+    exit_code = None  # unknown, as it is not our child
 
-def _is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] != "Z"  # a zombie that SuperExec has not reaped
-    except OSError:
-        pass
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return not Path("/proc/self").exists()
+    @property
+    def pid(self) -> int | None:
+        with suppress(FileNotFoundError, ValueError):
+            return int(self.pid_path.read_text())
+        return None
+
+    @property
+    def is_alive(self) -> bool:
+        pid = self.pid
+        if pid is None:
+            return time.monotonic() - self.submitted_at < START_SECONDS
+        try:  # a zombie is one that SuperExec has not reaped
+            return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
+
+    def stop(self) -> None:
+        if self.is_alive and self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)

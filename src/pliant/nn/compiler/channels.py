@@ -7,7 +7,7 @@ channels of a subnet and their exact probabilities.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 
 import numpy as np
@@ -88,7 +88,6 @@ def collect_filters(expression: Expression) -> frozenset[SiteFilter]:
 
 
 def collect_sites(expression: Expression) -> frozenset[int]:
-    """Return the sites in an expression."""
     return frozenset(site_filter.site for site_filter in collect_filters(expression))
 
 
@@ -103,7 +102,6 @@ def shift(expression: Expression, by: int) -> Expression:
 
 
 def union(left: Expression, right: Expression) -> Expression:
-    """Return the union of two expressions."""
     if left is None or right is None:
         return None
     parts = _flatten(AnyOf, left) | _flatten(AnyOf, right)
@@ -111,7 +109,6 @@ def union(left: Expression, right: Expression) -> Expression:
 
 
 def intersect(left: Expression, right: Expression) -> Expression:
-    """Return the intersection of two expressions."""
     if left is None or right is None:
         return right if left is None else left
     parts = _flatten(AllOf, left) | _flatten(AllOf, right)
@@ -159,8 +156,7 @@ def slice_spans(spans: ChannelSpans, start: int, stop: int) -> ChannelSpans | No
         if low % span.repeat or high % span.repeat:
             return None
         low, high = low // span.repeat, high // span.repeat
-        expression = shift(span.expression, low)
-        result.append(replace(span, size=high - low, expression=expression))
+        result.append(replace(span, size=high - low, expression=shift(span.expression, low)))
     return tuple(result)
 
 
@@ -168,22 +164,16 @@ def align(left: ChannelSpans, right: ChannelSpans) -> list[tuple[ChannelSpan, Ch
     """Pair the channels of two values of equal width, splitting spans at each other's ends."""
     if width(left) != width(right):
         return None
-    ends = {0}
-    for spans in (left, right):
-        offset = 0
-        for span in spans:
-            offset += span.size * span.repeat
-            ends.add(offset)
-    bounds = sorted(ends)
+    widths = [[span.size * span.repeat for span in spans] for spans in (left, right)]
     pairs = []
-    for start, stop in pairwise(bounds):
+    for start, stop in pairwise(sorted({0, *accumulate(widths[0]), *accumulate(widths[1])})):
         a, b = slice_spans(left, start, stop), slice_spans(right, start, stop)
         if a is None or b is None:
             return None
         if a[0].repeat != b[0].repeat:
-            if a[0].expression is None and not a[0].pending_sites:
+            if is_dense(a):
                 a = (ChannelSpan(b[0].size, None, b[0].repeat),)
-            elif b[0].expression is None and not b[0].pending_sites:
+            elif is_dense(b):
                 b = (ChannelSpan(a[0].size, None, a[0].repeat),)
             else:
                 return None
@@ -217,7 +207,6 @@ def find_positions(spans: ChannelSpans, masks: Sequence[Mask]) -> Index:
 
 
 def count(spans: ChannelSpans, masks: Sequence[Mask]) -> int:
-    """Return the number of present channels."""
     return sum(int(compute_mask(span, masks).sum()) * span.repeat for span in spans)
 
 
@@ -233,54 +222,41 @@ def compute_factors(
 
 
 def compute_probability(
-    expression: Expression, keep_probability: KeepProbability, conditions: Mapping[SiteFilter, bool]
+    expression: Expression, keep: KeepProbability, conditions: Mapping[SiteFilter, bool]
 ) -> float:
     """Return the probability that a channel is present, given which of some filters are kept."""
     if expression is None:
         return 1.0
     if isinstance(expression, SiteFilter):
-        return _compute_filter_probability(expression, keep_probability, conditions)
+        return _compute_filter_probability(expression, keep, conditions)
     is_any = isinstance(expression, AnyOf)
-    known = [
-        conditions[part]
-        for part in expression.parts
-        if isinstance(part, SiteFilter) and part in conditions
-    ]
+    known = [is_kept for part, is_kept in conditions.items() if part in expression.parts]
     if is_any in known:  # decided by a single part
         return float(is_any)
     parts = [part for part in expression.parts if part not in conditions]
     sites_by_part = [{f.site for f in collect_filters(part) - conditions.keys()} for part in parts]
     sites = set[int]().union(*sites_by_part)
     if sum(map(len, sites_by_part)) == len(sites):  # parts are independent
-        probabilities = [compute_probability(part, keep_probability, conditions) for part in parts]
+        probabilities = [compute_probability(part, keep, conditions) for part in parts]
         return 1 - prod(1 - p for p in probabilities) if is_any else prod(probabilities)
     site = max(sites, key=lambda site: (sum(site in part for part in sites_by_part), site))
     open_filters = collect_filters(expression) - conditions.keys()
     pivot = min((f for f in open_filters if f.site == site), key=lambda f: f.start)
-    pivot_kept, result = _compute_filter_probability(pivot, keep_probability, conditions), 0.0
+    pivot_kept, result = _compute_filter_probability(pivot, keep, conditions), 0.0
     for probability, is_kept in ((pivot_kept, True), (1 - pivot_kept, False)):
         if probability > 0:
-            result += probability * compute_probability(
-                expression, keep_probability, {**conditions, pivot: is_kept}
-            )
+            given = {**conditions, pivot: is_kept}
+            result += probability * compute_probability(expression, keep, given)
     return result
 
 
 def _compute_filter_probability(
-    site_filter: SiteFilter,
-    keep_probability: KeepProbability,
-    conditions: Mapping[SiteFilter, bool],
+    site_filter: SiteFilter, keep: KeepProbability, conditions: Mapping[SiteFilter, bool]
 ) -> float:
     if site_filter in conditions:
         return float(conditions[site_filter])
-    same = [is_kept for other, is_kept in conditions.items() if other.site == site_filter.site]
+    site = site_filter.site
+    same = [is_kept for other, is_kept in conditions.items() if other.site == site]
     num_kept, num_dropped = same.count(True), same.count(False)
-    condition_probability = keep_probability(site_filter.site, num_kept, num_dropped)
-    return (
-        min(
-            1.0,
-            keep_probability(site_filter.site, num_kept + 1, num_dropped) / condition_probability,
-        )
-        if condition_probability > 0
-        else 0.0
-    )
+    given = keep(site, num_kept, num_dropped)
+    return min(1.0, keep(site, num_kept + 1, num_dropped) / given) if given > 0 else 0.0

@@ -19,7 +19,6 @@ class Decisions:
         return layer
 
     def size(self) -> int:
-        """Return the number of decisions."""
         return len(self.fixed) + len(self.unsliced) + len(self.parent)
 
 
@@ -32,7 +31,6 @@ class LayerGroup:
 
 
 def group_layers(candidates: dict[str, int], decisions: Decisions) -> tuple[LayerGroup, ...]:
-    """Group the layers with droppable filters by shared mask."""
     members: dict[str, list[str]] = {}
     for layer in candidates:
         members.setdefault(decisions.find_root(layer), []).append(layer)

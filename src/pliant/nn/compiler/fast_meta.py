@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
+Sizes = Sequence[int]
 
 
 class FastMetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch does not annotate it
@@ -26,13 +27,7 @@ class FastMetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch 
     def _should_skip_dynamo(cls) -> bool:  # else torch imports its compiler to ask it
         return False
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule = _RULES.get(func)
         result = rule(*args) if rule is not None and not kwargs else None
         return func(*args, **(kwargs or {})) if result is None else result
@@ -47,26 +42,17 @@ def _infer_in_place(x: Tensor, *options: Any) -> Tensor | None:
 
 
 def _infer_binary(x: Any, y: Any) -> Tensor | None:
-    if not _is_ordinary(x):
+    is_scalar = type(y) in (int, float)
+    if not _is_ordinary(x) or not (is_scalar or _is_ordinary(y)):
         return None
-    if type(y) in (int, float):
-        return _make_meta(x, x.shape)
-    if not _is_ordinary(y) or x.dtype != y.dtype or x.shape != y.shape:
-        return None
-    return _make_meta(x, x.shape)
+    fits = is_scalar or (x.dtype == y.dtype and x.shape == y.shape)
+    return _make_meta(x, x.shape) if fits else None
 
 
 def _infer_convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
+    x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any
 ) -> Tensor | None:
+    stride, padding, dilation, transposed, _, groups = options
     window = weight.shape[2:]
     fits = (
         _is_ordinary(x)
@@ -79,55 +65,45 @@ def _infer_convolution(
         and (bias is None or (bias.shape == weight.shape[:1] and bias.dtype == x.dtype))
         and len(stride) == len(padding) == len(dilation) == len(window)
     )
-    sides = _compute_output_sizes(x.shape[2:], window, stride, padding, dilation) if fits else None
-    return None if sides is None else _make_meta(x, (x.shape[0], weight.shape[0], *sides))
+    return _slide_window(x, weight.shape[0], window, stride, padding, dilation) if fits else None
 
 
 def _infer_max_pool(
-    x: Tensor, kernel: Sequence[int], stride: Sequence[int] = (), *options: Any
+    x: Tensor, kernel: Sizes, stride: Sizes = (), *options: Any
 ) -> tuple[Tensor, Tensor] | None:
     defaults: tuple[Any, ...] = ((0, 0), (1, 1), False)
     padding, dilation, ceil_mode = options + defaults[len(options) :]
-    out = _infer_pool(x, kernel, stride, padding, dilation, ceil_mode)
+    out = None if ceil_mode else _infer_pool(x, kernel, stride or kernel, padding, dilation)
     return None if out is None else (out, _make_meta(out, out.shape, torch.int64))
 
 
 def _infer_average_pool(
-    x: Tensor, kernel: Sequence[int], stride: Sequence[int] = (), *options: Any
+    x: Tensor, kernel: Sizes, stride: Sizes = (), *options: Any
 ) -> Tensor | None:
     defaults: tuple[Any, ...] = ((0, 0), False)
     padding, ceil_mode = (options + defaults[len(options) :])[:2]
-    return _infer_pool(x, kernel, stride, padding, (1, 1), ceil_mode)
+    return None if ceil_mode else _infer_pool(x, kernel, stride or kernel, padding, (1, 1))
 
 
 def _infer_pool(
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
+    x: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes
 ) -> Tensor | None:
-    stride = stride or kernel
     is_2d = x.dim() == 4 and all(len(p) == 2 for p in (kernel, stride, padding, dilation))
-    if ceil_mode or not is_2d or not _is_ordinary(x):
+    if not is_2d or not _is_ordinary(x):
         return None
     if any(2 * pad > size for pad, size in zip(padding, kernel, strict=True)):
         return None
-    sides = _compute_output_sizes(x.shape[2:], kernel, stride, padding, dilation)
-    return None if sides is None else _make_meta(x, (*x.shape[:2], *sides))
+    return _slide_window(x, x.shape[1], kernel, stride, padding, dilation)
 
 
-def _compute_output_sizes(
-    sizes: Sequence[int],
-    window: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> list[int] | None:
-    dims = zip(sizes, window, stride, padding, dilation, strict=True)
-    outputs = [(s + 2 * p - d * (w - 1) - 1) // t + 1 for s, w, t, p, d in dims if t > 0 and w > 0]
-    return outputs if len(outputs) == len(sizes) and min(outputs, default=0) > 0 else None
+def _slide_window(
+    x: Tensor, channels: int, window: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes
+) -> Tensor | None:
+    dims = zip(x.shape[2:], window, stride, padding, dilation, strict=True)
+    sides = [(s + 2 * p - d * (w - 1) - 1) // t + 1 for s, w, t, p, d in dims if t > 0 and w > 0]
+    if len(sides) < x.dim() - 2 or min(sides, default=0) <= 0:
+        return None
+    return _make_meta(x, (x.shape[0], channels, *sides))
 
 
 def _infer_mm(a: Tensor, b: Tensor) -> Tensor | None:
@@ -193,18 +169,13 @@ def _is_ordinary(x: Any) -> bool:
     )
 
 
+_ELEMENTWISE = (
+    aten.relu, aten.sigmoid, aten.tanh, aten.silu, aten.hardswish, aten.hardsigmoid, aten.hardtanh,
+)  # fmt: skip
+_IN_PLACE = (aten.relu_, aten.silu_, aten.hardswish_, aten.hardtanh_)
 _RULES: dict[Any, Callable[..., Any]] = {
-    aten.relu.default: _infer_elementwise,
-    aten.sigmoid.default: _infer_elementwise,
-    aten.tanh.default: _infer_elementwise,
-    aten.silu.default: _infer_elementwise,
-    aten.hardswish.default: _infer_elementwise,
-    aten.hardsigmoid.default: _infer_elementwise,
-    aten.hardtanh.default: _infer_elementwise,
-    aten.relu_.default: _infer_in_place,
-    aten.silu_.default: _infer_in_place,
-    aten.hardswish_.default: _infer_in_place,
-    aten.hardtanh_.default: _infer_in_place,
+    **{function.default: _infer_elementwise for function in _ELEMENTWISE},
+    **{function.default: _infer_in_place for function in _IN_PLACE},
     aten.add_.Tensor: _infer_batch_count,
     aten.add.Tensor: _infer_binary,
     aten.mul.Tensor: _infer_binary,

@@ -17,19 +17,20 @@ from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from pliant.nn.compiler import channels
-from pliant.nn.compiler.channels import ChannelSpans, Mask
+from pliant.nn.compiler.channels import ChannelSpans
 from pliant.nn.subnet import Subnet
 
+Shape = tuple[int, ...]
 ParamSlicing = tuple[ChannelSpans | None, ...]  # per dimension of a parameter; None: not sliced
 SubnetQuery = Callable[["ChannelIndex"], Any]  # computed per subnet for an instruction
-Environment = list[Any]  # values by slot
+Env = list[Any]  # values by slot
 
 
-@dataclass(frozen=True)
+@dataclass
 class Instruction:
     """One operation: reads slots, writes one, then frees those that are not read again."""
 
-    run: Callable[[Environment, "BoundProgram"], Any]
+    run: Callable[[Env, "BoundProgram"], Any]
     slot: int
     name: str
     freed_slots: tuple[int, ...] = ()
@@ -43,7 +44,7 @@ class LayerCost:
     unit_macs: int
     outputs: ChannelSpans
     inputs: ChannelSpans | None  # None: depthwise
-    passes: int  # forward, plus one each for the gradients of weights and inputs
+    passes: int = 1  # forward, plus one each for the gradients of weights and inputs
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class DenseFallback:
 
     value: str
     reader: str
-    why: str
+    reason: str
 
 
 @dataclass
@@ -72,10 +73,8 @@ class CompactProgram:
     num_slots: int = 0
     output: Any = None
     slicings: dict[str, ParamSlicing] = field(default_factory=dict)
-    param_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    slicing_groups: list[tuple[tuple[tuple[int, ...], ParamSlicing], list[str]]] = field(
-        default_factory=list
-    )
+    param_shapes: dict[str, Shape] = field(default_factory=dict)
+    slicing_groups: dict[tuple[Shape, ParamSlicing], list[str]] = field(default_factory=dict)
     queries: list[SubnetQuery] = field(default_factory=list)
     layer_costs: list[LayerCost] = field(default_factory=list)
     activations: list[ActivationCost] = field(default_factory=list)
@@ -88,39 +87,34 @@ class ChannelIndex:
     """Channel positions of one subnet, computed on demand and cached."""
 
     def __init__(self, subnet: Subnet, device: torch.device, dtype: torch.dtype) -> None:
-        self.subnet = subnet
-        self.device = device
-        self.dtype = dtype
+        self.masks, self._scales = subnet.masks, subnet.scales
+        self.device, self.dtype = device, dtype
         self._positions: dict[int, NDArray[np.int64]] = {}
 
     def positions(self, spans: ChannelSpans) -> NDArray[np.int64]:
-        """Return the kept positions of these spans."""
         # keyed by identity: programs reuse span objects, and hashing them costs more than this
         positions = self._positions.get(id(spans))
         if positions is None:
             positions = self._positions[id(spans)] = channels.find_positions(spans, self.masks)
         return positions
 
-    @property
-    def masks(self) -> Sequence[Mask]:
-        """Return the mask of each site."""
-        return self.subnet.masks
-
     def count(self, spans: ChannelSpans) -> int:
-        """Return the number of kept channels in these spans."""
         return len(self.positions(spans))
 
+    def find(self, spans: ChannelSpans, present: ChannelSpans) -> NDArray[np.int64]:
+        """Return where these channels are in a value that has others present (none: all)."""
+        positions = self.positions(spans)
+        return np.searchsorted(self.positions(present), positions) if present else positions
+
     def compute_factors(self, spans: ChannelSpans) -> NDArray[np.float64] | float:
-        """Return the pending factors of these spans."""
-        return channels.compute_factors(spans, self.masks, self.subnet.scales)
+        return channels.compute_factors(spans, self.masks, self._scales)
 
     def to_index_tensor(self, positions: NDArray[np.int64]) -> Tensor:
         """Convert positions to a tensor on the device of the pass."""
         tensor = torch.from_numpy(positions)
         return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
 
-    def to_float_tensor(self, values: NDArray[np.float64], shape: tuple[int, ...]) -> Tensor:
-        """Convert factors to a tensor of this shape."""
+    def to_float_tensor(self, values: NDArray[np.float64], shape: Shape) -> Tensor:
         tensor = torch.from_numpy(values).to(self.device, self.dtype, non_blocking=True)
         return tensor.view(shape)
 
@@ -131,7 +125,7 @@ class Slice:
 
     rows: Tensor | None
     block: int
-    shape: tuple[int, ...]
+    shape: Shape
 
 
 class BoundProgram:
@@ -140,37 +134,41 @@ class BoundProgram:
     def __init__(self, program: CompactProgram, channel_index: ChannelIndex) -> None:
         self.program = program
         self.channel_index = channel_index
-        self.query_results = [query(channel_index) for query in program.queries]
+        self.results = [query(channel_index) for query in program.queries]
         self.params: Mapping[str, Tensor] = {}
+
+    def param(self, name: str | None) -> Tensor | None:
+        """Return a parameter of the current run; None if the layer has none."""
+        return None if name is None else self.params[name]
+
+    def scale(self, x: Tensor, factors: int | None) -> Tensor:
+        """Multiply a value by the result of a query for factors, if there is one."""
+        factor = None if factors is None else self.results[factors]
+        return x if factor is None else x * factor
 
     @cached_property
     def slices(self) -> dict[str, Slice]:
-        """Return the slice of each parameter."""
         slices: dict[str, Slice] = {}
-        for (shape, slicing), names in self.program.slicing_groups:
+        for (shape, slicing), names in self.program.slicing_groups.items():
             slices.update(dict.fromkeys(names, self._compute_slice(shape, slicing)))
         return slices
 
-    def _compute_slice(self, shape: tuple[int, ...], slicing: ParamSlicing) -> Slice:
-        sliced_dim, block = find_sliced_dim(shape, slicing)
-        if sliced_dim < 0:
+    def _compute_slice(self, shape: Shape, slicing: ParamSlicing) -> Slice:
+        last, block = find_sliced_dim(shape, slicing)
+        subnet_shape, rows = list(shape), np.zeros(1, np.int64)
+        for dim in range(last + 1):
+            spans, size = slicing[dim], shape[dim]
+            positions = np.arange(size) if spans is None else self.channel_index.positions(spans)
+            subnet_shape[dim] = len(positions)
+            if dim == last and (repeat := find_common_repeat(spans)) > 1:
+                positions, size = positions[::repeat] // repeat, size // repeat
+            rows = (rows[:, None] * size + positions).ravel()
+        if tuple(subnet_shape) == shape:
             return Slice(None, 0, shape)
-        rows, subnet_shape = find_rows(self.channel_index, shape, slicing)
-        return (
-            Slice(None, 0, shape)
-            if subnet_shape == shape
-            else Slice(self.channel_index.to_index_tensor(rows), block, subnet_shape)
-        )
+        return Slice(self.channel_index.to_index_tensor(rows), block, tuple(subnet_shape))
 
 
-def bind(
-    program: CompactProgram, subnet: Subnet, device: torch.device, dtype: torch.dtype
-) -> BoundProgram:
-    """Bind a program to a subnet."""
-    return BoundProgram(program, ChannelIndex(subnet, device, dtype))
-
-
-def find_sliced_dim(shape: tuple[int, ...], slicing: ParamSlicing) -> tuple[int, int]:
+def find_sliced_dim(shape: Shape, slicing: ParamSlicing) -> tuple[int, int]:
     """Return the last sliced dimension (-1: none), and the length of contiguous runs.
 
     A run includes the repeats (e.g. flattened pixels) of a channel.
@@ -181,52 +179,27 @@ def find_sliced_dim(shape: tuple[int, ...], slicing: ParamSlicing) -> tuple[int,
     return last, prod(shape[last + 1 :]) * find_common_repeat(slicing[last])
 
 
-def find_rows(
-    channel_index: ChannelIndex, shape: tuple[int, ...], slicing: ParamSlicing
-) -> tuple[NDArray[np.int64], tuple[int, ...]]:
-    """Return which runs of a parameter are kept, and their shape."""
-    last, _ = find_sliced_dim(shape, slicing)
-    subnet_shape = list(shape)
-    rows: NDArray[np.int64] | None = None
-    for dim in range(last + 1):
-        spans, size = slicing[dim], shape[dim]
-        if spans is None:
-            positions = np.arange(size)
-        else:
-            positions = channel_index.positions(spans)
-            subnet_shape[dim] = len(positions)
-        if dim == last and (repeat := find_common_repeat(spans)) > 1:
-            positions, size = positions[::repeat] // repeat, size // repeat
-        rows = positions if rows is None else (rows[:, None] * size + positions).ravel()
-    assert rows is not None
-    return rows, tuple(subnet_shape)
-
-
 def find_common_repeat(spans: ChannelSpans | None) -> int:
     """Return the repeat of all spans, or 1 if they differ."""
     repeats = {span.repeat for span in spans or ()}
     return repeats.pop() if len(repeats) == 1 else 1
 
 
-def execute(
-    program: CompactProgram,
-    bound: BoundProgram,
-    params: Mapping[str, Tensor],
-    inputs: Sequence[Any],
-) -> Any:
+def execute(bound: BoundProgram, params: Mapping[str, Tensor], inputs: Sequence[Any]) -> Any:
     """Run the compact pass on compact parameters."""
+    program = bound.program
     if len(inputs) != len(program.input_slots):
         raise ValueError(f"Expected {len(program.input_slots)} inputs, got {len(inputs)}")
-    environment: Environment = [None] * program.num_slots
+    env: Env = [None] * program.num_slots
     for slot, value in zip(program.input_slots, inputs, strict=True):
-        environment[slot] = _to_channels_last(value)
+        env[slot] = _to_channels_last(value)
     bound = copy.copy(bound)  # query results are shared, parameters belong to this run
     bound.params = params
     for instruction in program.instructions:
-        environment[instruction.slot] = instruction.run(environment, bound)
+        env[instruction.slot] = instruction.run(env, bound)
         for slot in instruction.freed_slots:
-            environment[slot] = None
-    return resolve_slots(program.output, environment)
+            env[slot] = None
+    return resolve_slots(program.output, env)
 
 
 def _to_channels_last(value: Any) -> Any:
@@ -248,19 +221,22 @@ class Slot:
 
 
 def replace_nodes(structure: Any, slot_of: Callable[[fx.Node], int]) -> Any:
-    """Replace the nodes of a graph with slots."""
     return fx.node.map_arg(structure, lambda node: Slot(slot_of(node)))  # type: ignore[arg-type,return-value] # fx does not know Slot
 
 
-def resolve_slots(structure: Any, environment: Environment) -> Any:
-    """Replace slots with their values."""
+def resolve_slots(structure: Any, env: Env) -> Any:
+    return map_slots(structure, lambda slot: env[slot.number])
+
+
+def map_slots(structure: Any, function: Callable[[Slot], Any]) -> Any:
+    """Replace every slot in nested arguments."""
     if isinstance(structure, Slot):
-        return environment[structure.number]
+        return function(structure)
     if isinstance(structure, tuple | list):
-        return type(structure)(resolve_slots(part, environment) for part in structure)
+        return type(structure)(map_slots(part, function) for part in structure)
     if isinstance(structure, dict):
-        return {key: resolve_slots(part, environment) for key, part in structure.items()}
+        return {key: map_slots(part, function) for key, part in structure.items()}
     if isinstance(structure, slice):
         parts = (structure.start, structure.stop, structure.step)
-        return slice(*(resolve_slots(part, environment) for part in parts))
+        return slice(*(map_slots(part, function) for part in parts))
     return structure

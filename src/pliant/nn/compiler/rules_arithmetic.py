@@ -3,21 +3,20 @@
 import operator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx
 
 from pliant.nn.compiler import channels
-from pliant.nn.compiler.builder import InstructionFn, ProgramBuilder, broadcast_shape
+from pliant.nn.compiler.builder import Builder, Slots, broadcast_shape, scatter_channels
 from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans, SiteFilter
-from pliant.nn.compiler.program import BoundProgram, Environment
+from pliant.nn.compiler.program import BoundProgram, Env
 from pliant.nn.compiler.rules_shapes import lower_channelwise
 
 NodePair = tuple[fx.Node, fx.Node]
 SpanPairs = list[tuple[ChannelSpan, ChannelSpan]]
 
 
-def lower_binary(builder: ProgramBuilder, node: fx.Node, left: Any, right: Any, kind: str) -> bool:
+def lower_binary(builder: Builder, node: fx.Node, left: Any, right: Any, kind: str) -> bool:
     """Lower a sum, difference, product or quotient of values, scalars or parameters."""
     nodes = [side for side in (left, right) if _is_tensor(side)]
     varying = [side for side in nodes if not builder.is_constant(side)]
@@ -47,17 +46,15 @@ def lower_binary(builder: ProgramBuilder, node: fx.Node, left: Any, right: Any, 
     axis = max(dims) - (dims[0] - first.axis)
     if builder.decisions.coupled and _couple_sites(builder, pairs):
         return lower_channelwise(builder, node, left)  # lowering restarts with coupled sites
-    builder.track_gradient(node)
-    lower_join = _lower_sum if kind in {"add", "sub"} else _lower_product
-    lower_join(builder, node, (left, right), pairs, axis)
-    return True
+    join = _join_product if kind == "mul" else _join_sum
+    return builder.replay(node, *join(builder, (left, right), pairs, axis))
 
 
 def _is_tensor(side: Any) -> bool:
     return isinstance(side, fx.Node) and isinstance(side.meta.get("value"), Tensor)
 
 
-def _couple_sites(builder: ProgramBuilder, pairs: SpanPairs) -> bool:
+def _couple_sites(builder: Builder, pairs: SpanPairs) -> bool:
     """Couple sites that meet channel by channel; False if there are none or some cannot be."""
     coupled = []
     for pair in pairs:
@@ -79,9 +76,7 @@ def _couple_sites(builder: ProgramBuilder, pairs: SpanPairs) -> bool:
     return bool(coupled)
 
 
-def _lower_with_param(
-    builder: ProgramBuilder, node: fx.Node, value: fx.Node, param_node: fx.Node
-) -> bool:
+def _lower_with_param(builder: Builder, node: fx.Node, value: fx.Node, param_node: fx.Node) -> bool:
     """Lower arithmetic with a parameter, sliced like the scale and bias of a norm layer."""
     layout, shape = builder.layout(value), param_node.meta["value"].shape
     assert layout is not None
@@ -93,17 +88,15 @@ def _lower_with_param(
         return lower_channelwise(builder, node, value)
     spans, name = layout.spans, builder.param_name(param_node)
     slots = {value: builder.slot(value)}
-    builder.track_gradient(node, name)
     if name is not None and not builder.is_unsliced(name):
         builder.record_slicing(name, *[None] * param_axis, spans)
         slots[param_node] = builder.load_param(name)
     else:
         slots[param_node] = _select_kept(builder, param_node, param_axis, spans)
-    builder.replay(node, layout, slots)
-    return True
+    return builder.replay(node, layout, slots, name)
 
 
-def _lower_gate(builder: ProgramBuilder, node: fx.Node, left: fx.Node, right: fx.Node) -> bool:
+def _lower_gate(builder: Builder, node: fx.Node, left: fx.Node, right: fx.Node) -> bool:
     """Lower a product with a dense value, of which only the present channels are needed."""
     sparse, dense = (left, right) if builder.layout(left) is not None else (right, left)
     layout, shape = builder.layout(sparse), dense.meta["value"].shape
@@ -112,75 +105,64 @@ def _lower_gate(builder: ProgramBuilder, node: fx.Node, left: fx.Node, right: fx
     if dense_axis > layout.axis:
         return False
     slots = {sparse: builder.slot(sparse), dense: builder.slot(dense)}
-    builder.track_gradient(node)
     if dense_axis >= 0 and shape[dense_axis] != 1:
         slots[dense] = _select_kept(builder, dense, dense_axis, layout.spans)
-    builder.replay(node, layout, slots)
-    return True
+    return builder.replay(node, layout, slots)
 
 
-def _select_kept(builder: ProgramBuilder, node: fx.Node, axis: int, spans: ChannelSpans) -> int:
-    """Add the instruction that selects the kept channels of a dense value."""
+def _select_kept(
+    builder: Builder, node: fx.Node, axis: int, kept: ChannelSpans, present: ChannelSpans = ()
+) -> int:
+    """Add the instruction that selects channels of a value that has all, or these, present."""
     slot = builder.slot(node)
-    query = builder.register_query(lambda index: index.to_index_tensor(index.positions(spans)))
-    return builder.add_instruction(f"{node.name}_kept", _make_select(slot, axis, query), (slot,))
+    query = builder.add_query(lambda index: index.to_index_tensor(index.find(kept, present)))
+    return builder.add_instruction(
+        f"{node.name}_kept",
+        lambda env, bound: env[slot].index_select(axis, bound.results[query]),
+        (slot,),
+    )
 
 
-def _lower_sum(
-    builder: ProgramBuilder, node: fx.Node, sides: NodePair, pairs: SpanPairs, axis: int
-) -> None:
-    """Lower a sum of values with different masks: rescale each, and keep the union."""
-    result_spans = tuple(
+def _join_sum(
+    builder: Builder, sides: NodePair, pairs: SpanPairs, axis: int
+) -> tuple[ChannelLayout, Slots]:
+    """Join values with different masks for their sum: rescale each, and keep the union."""
+    result = tuple(
         ChannelSpan(left.size, channels.union(left.expression, right.expression), left.repeat)
         for left, right in pairs
     )
-    count_query = builder.register_query(lambda index: index.count(result_spans))
-    slots = {}
-    for side_index, side in enumerate(sides):
-        spans = tuple(pair[side_index] for pair in pairs)
-        slots[side] = builder.add_instruction(
-            f"{side.name}_spread",
-            _make_scatter(builder, side, spans, result_spans, count_query),
-            (builder.slot(side),),
-        )
-    builder.replay(node, ChannelLayout(axis, result_spans), slots)
+    count = builder.add_query(lambda index: index.count(result))
+    slots = {
+        side: _spread(builder, side, spans, result, count)
+        for side, spans in zip(sides, zip(*pairs, strict=True), strict=True)
+    }
+    return ChannelLayout(axis, result), slots
 
 
-def _make_scatter(
-    builder: ProgramBuilder,
-    side: fx.Node,
-    spans: ChannelSpans,
-    result_spans: ChannelSpans,
-    count_query: int,
-) -> InstructionFn:
+def _spread(
+    builder: Builder, side: fx.Node, spans: ChannelSpans, result: ChannelSpans, count: int
+) -> int:
+    """Add the instruction that rescales a value and scatters it over the channels of the result."""
     slot, layout = builder.slot(side), builder.layout(side)
     assert layout is not None
     axis = layout.axis
-    factors = builder.register_factors(spans, broadcast_shape(axis, side.meta["value"].dim()))
-    query = builder.register_query(
-        lambda index: index.to_index_tensor(
-            np.searchsorted(index.positions(result_spans), index.positions(spans))
-        )
-    )
+    factors = builder.add_factors(spans, broadcast_shape(axis, side.meta["value"].dim()))
+    query = builder.add_query(lambda index: index.to_index_tensor(index.find(spans, result)))
 
-    def run(environment: Environment, bound: BoundProgram) -> Tensor:
-        x: Tensor = environment[slot]
-        if factors is not None and (factor := bound.query_results[factors]) is not None:
-            x = x * factor
-        if x.shape[axis] == bound.query_results[count_query]:
+    def run(env: Env, bound: BoundProgram) -> Tensor:
+        x, size = bound.scale(env[slot], factors), bound.results[count]
+        if x.shape[axis] == size:
             return x
-        shape = list(x.shape)
-        shape[axis] = bound.query_results[count_query]
-        return x.new_zeros(shape).index_copy(axis, bound.query_results[query], x)
+        return scatter_channels(x, axis, size, bound.results[query])
 
-    return run
+    return builder.add_instruction(f"{side.name}_spread", run, (slot,))
 
 
-def _lower_product(
-    builder: ProgramBuilder, node: fx.Node, sides: NodePair, pairs: SpanPairs, axis: int
-) -> None:
-    """Lower a product of values with different masks: keep the intersection and both factors."""
-    result_spans = tuple(
+def _join_product(
+    builder: Builder, sides: NodePair, pairs: SpanPairs, axis: int
+) -> tuple[ChannelLayout, Slots]:
+    """Join values with different masks for their product: keep the intersection, both factors."""
+    result = tuple(
         ChannelSpan(
             left.size,
             channels.intersect(left.expression, right.expression),
@@ -190,27 +172,11 @@ def _lower_product(
         for left, right in pairs
     )
     slots = {}
-    for side_index, side in enumerate(sides):
-        spans = tuple(pair[side_index] for pair in pairs)
-        layout, slot = builder.layout(side), builder.slot(side)
+    for side, spans in zip(sides, zip(*pairs, strict=True), strict=True):
+        layout = builder.layout(side)
         assert layout is not None
-        query = builder.register_query(
-            lambda index, spans=spans: index.to_index_tensor(  # type: ignore[misc] # binds the loop variable
-                np.searchsorted(index.positions(spans), index.positions(result_spans))
-            )
-        )
-        slots[side] = builder.add_instruction(
-            f"{side.name}_kept", _make_select(slot, layout.axis, query), (slot,)
-        )
-    builder.replay(node, ChannelLayout(axis, result_spans), slots)
-
-
-def _make_select(slot: int, axis: int, query: int) -> InstructionFn:
-    def run(environment: Environment, bound: BoundProgram) -> Tensor:
-        x: Tensor = environment[slot]
-        return x.index_select(axis, bound.query_results[query])
-
-    return run
+        slots[side] = _select_kept(builder, side, layout.axis, result, spans)
+    return ChannelLayout(axis, result), slots
 
 
 _BINARY_FUNCTIONS = {

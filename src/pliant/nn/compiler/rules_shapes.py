@@ -8,14 +8,14 @@ import numpy as np
 from torch import Tensor, fx
 
 from pliant.nn.compiler import channels
-from pliant.nn.compiler.builder import ProgramBuilder
+from pliant.nn.compiler.builder import Builder
 from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan
-from pliant.nn.compiler.program import BoundProgram, ChannelIndex, Environment
+from pliant.nn.compiler.program import BoundProgram, ChannelIndex, Env
 from pliant.nn.compiler.trace import BATCH
 
 
 def lower_channelwise(
-    builder: ProgramBuilder, node: fx.Node, source: fx.Node, axis: int | None = None
+    builder: Builder, node: fx.Node, source: fx.Node, axis: int | None = None
 ) -> bool:
     """Lower an operation that treats each channel alone, by replaying it."""
     layout = builder.layout(source)
@@ -26,17 +26,12 @@ def lower_channelwise(
     if layout is not None and axis is not None:
         layout = ChannelLayout(axis, layout.spans)
     slots = {other: builder.slot(other) for other in node.all_input_nodes}
-    builder.track_gradient(node)
-    builder.replay(node, layout, slots)
-    return True
+    return builder.replay(node, layout, slots)
 
 
-def lower_concatenate(
-    builder: ProgramBuilder, node: fx.Node, parts: list[fx.Node], dim: int
-) -> bool:
+def lower_concatenate(builder: Builder, node: fx.Node, parts: list[fx.Node], dim: int) -> bool:
     """Lower a concatenation of channels, or of equal layouts along another axis."""
-    dims = node.meta["value"].dim()
-    dim %= dims
+    dim %= node.meta["value"].dim()
     layouts = [builder.layout(part) for part in parts]
     if all(layout is None for layout in layouts):
         return lower_channelwise(builder, node, parts[0])
@@ -49,12 +44,12 @@ def lower_concatenate(
         for part, layout in zip(parts, layouts, strict=True)
         for span in (layout.spans if layout else (ChannelSpan(part.meta["value"].shape[dim]),))
     )
-    builder.track_gradient(node)
-    builder.replay(node, ChannelLayout(dim, spans), {part: builder.slot(part) for part in parts})
-    return True
+    return builder.replay(
+        node, ChannelLayout(dim, spans), {part: builder.slot(part) for part in parts}
+    )
 
 
-def lower_reshape(builder: ProgramBuilder, node: fx.Node, source: fx.Node) -> bool:
+def lower_reshape(builder: Builder, node: fx.Node, source: fx.Node) -> bool:
     """Lower a reshape that keeps the channel axis, or flattens later axes into it."""
     layout = builder.layout(source)
     if layout is None:
@@ -69,37 +64,31 @@ def lower_reshape(builder: ProgramBuilder, node: fx.Node, source: fx.Node) -> bo
         spans = tuple(replace(span, repeat=span.repeat * repeat) for span in spans)
     elif after[axis] != before[axis]:
         return False
-    slot, result = builder.slot(source), ChannelLayout(axis, spans)
-    query = builder.register_query(lambda index: index.count(spans))
-    builder.track_gradient(node)
+    slot = builder.slot(source)
+    query = builder.add_query(lambda index: index.count(spans))
 
-    def run(environment: Environment, bound: BoundProgram) -> Tensor:
-        x: Tensor = environment[slot]
-        return x.reshape(*x.shape[:axis], bound.query_results[query], *tail)
+    def run(env: Env, bound: BoundProgram) -> Tensor:
+        x: Tensor = env[slot]
+        return x.reshape(*x.shape[:axis], bound.results[query], *tail)
 
-    builder.emit(node, run, [slot], result)
-    return True
+    return builder.emit(node, run, [slot], ChannelLayout(axis, spans))
 
 
-def lower_expand(builder: ProgramBuilder, node: fx.Node, source: fx.Node) -> bool:
+def lower_expand(builder: Builder, node: fx.Node, source: fx.Node) -> bool:
     """Lower an expansion along axes other than the channels."""
     layout, shape = builder.layout(source), node.meta["value"].shape
     if layout is None:
-        is_dense = all(builder.layout(source_node) is None for source_node in node.all_input_nodes)
+        is_dense = all(builder.layout(other) is None for other in node.all_input_nodes)
         return is_dense and lower_channelwise(builder, node, source)
     axis = layout.axis + len(shape) - source.meta["value"].dim()
     if shape[axis] != channels.width(layout.spans) or axis != layout.axis:
         return False
     slot = builder.slot(source)
     sizes = [-1 if dim == axis or size % BATCH == 0 else size for dim, size in enumerate(shape)]
-    builder.track_gradient(node)
-    builder.emit(node, lambda environment, _: environment[slot].expand(sizes), [slot], layout)
-    return True
+    return builder.emit(node, lambda env, _: env[slot].expand(sizes), [slot], layout)
 
 
-def lower_permute(
-    builder: ProgramBuilder, node: fx.Node, source: fx.Node, order: list[int]
-) -> bool:
+def lower_permute(builder: Builder, node: fx.Node, source: fx.Node, order: list[int]) -> bool:
     """Lower a permutation of axes that keeps the batch first."""
     layout = builder.layout(source)
     order = [dim % len(order) for dim in order]
@@ -107,7 +96,7 @@ def lower_permute(
 
 
 def lower_reduce(
-    builder: ProgramBuilder, node: fx.Node, source: fx.Node, dims: Any, keepdim: bool
+    builder: Builder, node: fx.Node, source: fx.Node, dims: Any, keepdim: bool
 ) -> bool:
     """Lower a reduction of axes other than the channels."""
     layout = builder.layout(source)
@@ -124,60 +113,42 @@ def lower_reduce(
 
 
 def lower_split(
-    builder: ProgramBuilder, node: fx.Node, source: fx.Node, dim: int, bounds: list[tuple[int, int]]
+    builder: Builder, node: fx.Node, source: fx.Node, dim: int, bounds: list[tuple[int, int]]
 ) -> bool:
     """Lower a split of channels into ranges; with a single range, a slice."""
     layout = builder.layout(source)
+    is_tensor = isinstance(node.meta["value"], Tensor)
     if layout is None or dim % source.meta["value"].dim() != layout.axis:
-        return _lower_split_other_axis(builder, node, source)
+        if layout is None or is_tensor:
+            return lower_channelwise(builder, node, source)
+        layouts = [layout] * len(node.meta["value"])
+        return builder.replay(node, layouts, {source: builder.slot(source)})
     axis, spans = layout.axis, layout.spans
     parts = [channels.slice_spans(spans, start, stop) for start, stop in bounds]
+    if any(part is None for part in parts):
+        return False
     slot = builder.slot(source)
 
     def find_ranges(index: ChannelIndex) -> list[tuple[int, int]]:
-        positions = index.positions(spans)
-        ranges = [np.searchsorted(positions, pair) for pair in bounds]
-        return [(int(start), int(stop - start)) for start, stop in ranges]
+        ranges = np.searchsorted(index.positions(spans), bounds).tolist()
+        return [(start, stop - start) for start, stop in ranges]
 
-    if any(part is None for part in parts):
-        return False
-    query = builder.register_query(find_ranges)
+    query = builder.add_query(find_ranges)
     layouts = [ChannelLayout(axis, part) for part in parts if part is not None]
-    builder.track_gradient(node)
-    is_tensor = isinstance(node.meta["value"], Tensor)
 
-    def run(environment: Environment, bound: BoundProgram) -> Any:
-        x: Tensor = environment[slot]
-        results = tuple(x.narrow(axis, *part) for part in bound.query_results[query])
+    def run(env: Env, bound: BoundProgram) -> Any:
+        x: Tensor = env[slot]
+        results = tuple(x.narrow(axis, *part) for part in bound.results[query])
         return results[0] if is_tensor else results
 
-    builder.emit(node, run, [slot], layouts[0] if is_tensor else None)
-    if not is_tensor:
-        builder.set_layout(node, layouts)
-    return True
+    return builder.emit(node, run, [slot], layouts[0] if is_tensor else layouts)
 
 
-def _lower_split_other_axis(builder: ProgramBuilder, node: fx.Node, source: fx.Node) -> bool:
-    layout, value = builder.layout(source), node.meta["value"]
-    if layout is None or isinstance(value, Tensor):
-        return lower_channelwise(builder, node, source)
-    builder.track_gradient(node)
-    builder.replay(node, None, {source: builder.slot(source)})
-    builder.set_layout(node, [layout] * len(value))
-    return True
-
-
-def lower_getitem(builder: ProgramBuilder, node: fx.Node, source: fx.Node, index: Any) -> bool:
+def lower_getitem(builder: Builder, node: fx.Node, source: fx.Node, index: Any) -> bool:
     """Lower the selection of a tuple's part, or a slice of a tensor."""
     parts = builder.layouts(source)
     if parts is not None:
-        builder.track_gradient(node)
-        selected = parts[index]  # one part or several
-        builder.replay(
-            node, None if isinstance(selected, list) else selected, {source: builder.slot(source)}
-        )
-        builder.set_layout(node, selected)
-        return True
+        return builder.replay(node, parts[index], {source: builder.slot(source)})
     value, layout = source.meta["value"], builder.layout(source)
     if layout is None or not isinstance(value, Tensor):
         return lower_channelwise(builder, node, source)

@@ -56,7 +56,7 @@ class ShapedProxy(fx.Proxy):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        return TracedShape(self.size(dim) for dim in range(self.value.dim()))
+        return TracedShape(map(self.size, range(self.ndim)))
 
     @property
     def ndim(self) -> int:
@@ -141,10 +141,9 @@ class ShapedTracer(fx.Tracer):
         self._inputs = inputs
         self._meta_net = copy.deepcopy(net).to("meta")
         for module in self._meta_net.modules():
+            # a cumulative average reads the batch count, which meta tensors lack
             if isinstance(module, _BatchNorm) and module.momentum is None:
-                module.momentum = (
-                    0.1  # a cumulative average reads the batch count, which meta tensors lack
-                )
+                module.momentum = 0.1
         self._module_paths: list[str] = []
         self.failed_path = ""  # the innermost module that raised
         self._is_on_meta = False
@@ -171,11 +170,7 @@ class ShapedTracer(fx.Tracer):
         return root_fn, args
 
     def call_module(
-        self,
-        m: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         if self._is_on_meta or threading.get_ident() != self._thread_id:
             return forward(*args, **kwargs)
@@ -210,22 +205,16 @@ class ShapedTracer(fx.Tracer):
             value = getattr(owner, leaf) if hasattr(owner, leaf) else self.root.__dict__[leaf]
             return value.detach().to("meta") if isinstance(value, Tensor) else value
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.compute_value)
-        args, kwargs = pytree.tree_map_only(
-            Tensor, lambda tensor: tensor.to("meta"), (args, kwargs)
-        )
+        args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
         with torch.no_grad(), FastMetaMode():
-            if node.op == "call_module":
-                self._is_on_meta = True
-                try:
-                    return self._meta_net.get_submodule(str(node.target))(*args, **kwargs)
-                finally:
-                    self._is_on_meta = False
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            assert callable(node.target)
-            if node.target in _FACTORIES or "device" in kwargs:
+            call = find_callable(node, self._meta_net.get_submodule)
+            if node.target in _FACTORIES or (node.op == "call_function" and "device" in kwargs):
                 kwargs = {**kwargs, "device": "meta"}
-            return node.target(*args, **kwargs)
+            self._is_on_meta = node.op == "call_module"
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._is_on_meta = False
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         if obj.node.target in {operator.eq, operator.ne}:
@@ -297,18 +286,27 @@ VIEW_REPLACEMENTS = {"view": "reshape", "view_as": "reshape_as"}
 IN_PLACE_FUNCTIONS = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
 
 
+def find_callable(node: fx.Node, get_module: Callable[[str], nn.Module]) -> Callable[..., Any]:
+    """Return what a node calls: a module, a method of its first argument, or a function."""
+    if node.op == "call_module":
+        return get_module(str(node.target))
+    if node.op == "call_method":
+        name = str(node.target)
+        return lambda first, *rest, **options: getattr(first, name)(*rest, **options)
+    assert callable(node.target)
+    return node.target
+
+
 def is_in_place(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     """Return whether a node overwrites its first argument."""
     if node.op == "call_module":
         return bool(getattr(modules[str(node.target)], "inplace", False))
-    if node.op == "call_method":
-        name = str(node.target)
-        return name.endswith("_") and not name.endswith("__")
-    if node.op == "call_function":
-        name = getattr(node.target, "__name__", "")
-        has_suffix = name.endswith("_") and not name.endswith("__")
-        return node.target in IN_PLACE_FUNCTIONS or bool(node.kwargs.get("inplace")) or has_suffix
-    return False
+    if node.op == "call_function" and (
+        node.target in IN_PLACE_FUNCTIONS or node.kwargs.get("inplace")
+    ):
+        return True
+    name = str(getattr(node.target, "__name__", node.target))
+    return node.op.startswith("call") and name.endswith("_") and not name.endswith("__")
 
 
 def is_view(node: fx.Node) -> bool:

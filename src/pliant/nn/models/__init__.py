@@ -25,29 +25,13 @@ from pliant.nn.models.resnet import resnet18 as resnet18
 from pliant.nn.models.resnet import resnet20 as resnet20
 from pliant.nn.models.vgg import vgg11 as vgg11
 
+_FUNCTIONS: tuple[Callable[..., nn.Module], ...] = (
+    digits_cnn, digits_cnn_bn, femnist_cnn, femnist_cnn_small, lenet, lenet_small, densenet_bc,
+    densenet19, densenet40, densenet100, resnet20, resnet18, mobilenet_v2, vgg11,
+)  # fmt: skip
 # every function takes the keywords `classes` and `channels`
-MODELS: Mapping[str, Callable[..., nn.Module]] = {
-    "digits_cnn": digits_cnn,
-    "digits_cnn_bn": digits_cnn_bn,
-    "femnist_cnn": femnist_cnn,
-    "femnist_cnn_small": femnist_cnn_small,
-    "lenet": lenet,
-    "lenet_small": lenet_small,
-    "densenet_bc": densenet_bc,
-    "densenet19": densenet19,
-    "densenet40": densenet40,
-    "densenet100": densenet100,
-    "resnet20": resnet20,
-    "resnet18": resnet18,
-    "mobilenet_v2": mobilenet_v2,
-    "vgg11": vgg11,
-}
-
-_CHARACTER_SHAPE = (1, 28, 28)
-_IMAGE_SHAPE = (3, 32, 32)
-
+MODELS: Mapping[str, Callable[..., nn.Module]] = {f.__name__: f for f in _FUNCTIONS}
 # channels, height and width of the images that each network takes by default
 INPUT_SHAPES: Mapping[str, tuple[int, int, int]] = {
-    name: _CHARACTER_SHAPE if name.startswith(("digits", "femnist")) else _IMAGE_SHAPE
-    for name in MODELS
+    name: (1, 28, 28) if name.startswith(("digits", "femnist")) else (3, 32, 32) for name in MODELS
 }

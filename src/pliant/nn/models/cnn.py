@@ -9,19 +9,14 @@ from torch import Tensor, nn
 
 from pliant.nn.models.initialisation import check_positive
 
+Pair = tuple[int, int]
+
 
 class ConvNet(nn.Module):
     """Classify small images with two 5x5 convolutions, each pooled, and one hidden layer."""
 
     def __init__(
-        self,
-        classes: int,
-        filters: tuple[int, int],
-        hidden: int,
-        *,
-        channels: int,
-        side: int,
-        batch_norm: bool,
+        self, classes: int, filters: Pair, hidden: int, *, channels: int, side: int, norm: bool
     ) -> None:
         super().__init__()
         final_side = ((side - 4) // 2 - 4) // 2
@@ -30,8 +25,8 @@ class ConvNet(nn.Module):
         if final_side < 1:
             raise ValueError(f"cnn: expected images with `side` of 16 or more, got {side}")
         self.features = nn.Sequential(
-            *_make_convolution(channels, filters[0], batch_norm=batch_norm),
-            *_make_convolution(filters[0], filters[1], batch_norm=batch_norm),
+            *_make_convolution(channels, filters[0], norm=norm),
+            *_make_convolution(filters[0], filters[1], norm=norm),
         )
         self.classifier = nn.Sequential(
             nn.Flatten(),
@@ -45,22 +40,22 @@ class ConvNet(nn.Module):
         return logits
 
 
-def _make_convolution(inputs: int, filters: int, *, batch_norm: bool) -> list[nn.Module]:
-    conv = nn.Conv2d(inputs, filters, 5, bias=not batch_norm)
-    norm = [nn.BatchNorm2d(filters)] if batch_norm else []
-    return [conv, *norm, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+def _make_convolution(inputs: int, filters: int, *, norm: bool) -> list[nn.Module]:
+    conv = nn.Conv2d(inputs, filters, 5, bias=not norm)
+    norms = [nn.BatchNorm2d(filters)] if norm else []
+    return [conv, *norms, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
 
 
 def femnist_cnn(
     classes: int = 62,
     *,
-    filters: tuple[int, int] = (32, 64),
+    filters: Pair = (32, 64),
     hidden: int = 256,
     channels: int = 1,
     side: int = 28,
 ) -> ConvNet:
     """Build the FEMNIST network: 4,015,616 MACs for 62 classes."""
-    return ConvNet(classes, filters, hidden, channels=channels, side=side, batch_norm=False)
+    return ConvNet(classes, filters, hidden, channels=channels, side=side, norm=False)
 
 
 def femnist_cnn_small(classes: int = 62, *, channels: int = 1, side: int = 28) -> ConvNet:
@@ -71,22 +66,22 @@ def femnist_cnn_small(classes: int = 62, *, channels: int = 1, side: int = 28) -
 def digits_cnn(
     classes: int = 10,
     *,
-    filters: tuple[int, int] = (12, 24),
+    filters: Pair = (12, 24),
     hidden: int = 128,
     channels: int = 1,
     side: int = 28,
 ) -> ConvNet:
     """Build a network for the bundled digits: 0.68 M MACs."""
-    return ConvNet(classes, filters, hidden, channels=channels, side=side, batch_norm=False)
+    return ConvNet(classes, filters, hidden, channels=channels, side=side, norm=False)
 
 
 def digits_cnn_bn(
     classes: int = 10,
     *,
-    filters: tuple[int, int] = (12, 24),
+    filters: Pair = (12, 24),
     hidden: int = 128,
     channels: int = 1,
     side: int = 28,
 ) -> ConvNet:
     """Build the digits network with batch norm after each convolution."""
-    return ConvNet(classes, filters, hidden, channels=channels, side=side, batch_norm=True)
+    return ConvNet(classes, filters, hidden, channels=channels, side=side, norm=True)

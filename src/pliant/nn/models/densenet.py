@@ -7,7 +7,7 @@ Bottlenecks have four times the growth; transitions halve the channels.
 import torch
 from torch import Tensor, nn
 
-from pliant.nn.models.initialisation import check_positive, init_he_weights
+from pliant.nn.models.initialisation import PooledClassifier, check_positive
 
 
 class Bottleneck(nn.Module):
@@ -27,32 +27,6 @@ class Bottleneck(nn.Module):
         return torch.cat((x, new), 1)
 
 
-class DenseNet(nn.Module):
-    """Classify images with three dense blocks of ``bottlenecks`` bottlenecks each."""
-
-    def __init__(self, bottlenecks: int, growth: int, classes: int, channels: int) -> None:
-        super().__init__()
-        check_positive("densenet", {"growth": growth, "classes": classes, "channels": channels})
-        width = 2 * growth
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
-        for block in range(3):
-            if block > 0:
-                layers.append(_make_transition(width, width // 2))
-                width //= 2
-            layers.append(
-                nn.Sequential(*(Bottleneck(width + i * growth, growth) for i in range(bottlenecks)))
-            )
-            width += bottlenecks * growth
-        self.features = nn.Sequential(*layers, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Linear(width, classes)
-        init_he_weights(self)
-
-    def forward(self, x: Tensor) -> Tensor:  # x: (batch, channel, h, w)
-        logits: Tensor = self.classifier(self.pool(self.features(x)).flatten(1))
-        return logits
-
-
 def _make_transition(inputs: int, filters: int) -> nn.Sequential:
     return nn.Sequential(
         nn.BatchNorm2d(inputs),
@@ -64,7 +38,7 @@ def _make_transition(inputs: int, filters: int) -> nn.Sequential:
 
 def densenet_bc(
     depth: int = 40, classes: int = 10, *, growth: int = 12, channels: int = 3
-) -> DenseNet:
+) -> PooledClassifier:
     """Build a DenseNet-BC with ``(depth - 4) // 6`` bottlenecks per block.
 
     Depths are 6n + 4. Like the code that most papers use, this also accepts 6n + 1 and builds three
@@ -74,19 +48,30 @@ def densenet_bc(
         raise ValueError(
             f"densenet: expected `depth` of at least 10, 4 more than a multiple of 3, got {depth}"
         )
-    return DenseNet((depth - 4) // 6, growth, classes, channels)
+    check_positive("densenet", {"growth": growth, "classes": classes, "channels": channels})
+    count, width = (depth - 4) // 6, 2 * growth
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
+    for block in range(3):
+        if block > 0:
+            layers.append(_make_transition(width, width // 2))
+            width //= 2
+        bottlenecks = [Bottleneck(width + i * growth, growth) for i in range(count)]
+        layers.append(nn.Sequential(*bottlenecks))
+        width += count * growth
+    layers += [nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+    return PooledClassifier(layers, width, classes)
 
 
-def densenet19(classes: int = 10, *, growth: int = 12, channels: int = 3) -> DenseNet:
+def densenet19(classes: int = 10, *, growth: int = 12, channels: int = 3) -> PooledClassifier:
     """Build DISTREAL's small network for CIFAR-10: 15 convolutions, 19.9 M MACs."""
     return densenet_bc(19, classes, growth=growth, channels=channels)
 
 
-def densenet40(classes: int = 10, *, growth: int = 12, channels: int = 3) -> DenseNet:
+def densenet40(classes: int = 10, *, growth: int = 12, channels: int = 3) -> PooledClassifier:
     """Build DISTREAL's network for CIFAR-10: 39 convolutions, 72.4 M MACs."""
     return densenet_bc(40, classes, growth=growth, channels=channels)
 
 
-def densenet100(classes: int = 100, *, growth: int = 12, channels: int = 3) -> DenseNet:
+def densenet100(classes: int = 100, *, growth: int = 12, channels: int = 3) -> PooledClassifier:
     """Build DISTREAL's network for CIFAR-100: 99 convolutions, 288 M MACs."""
     return densenet_bc(100, classes, growth=growth, channels=channels)

@@ -1,4 +1,4 @@
-"""Size checks and He initialisation for the bundled networks.
+"""Shared by the bundled networks: size checks, He initialisation, and a pooled classifier.
 
 He, Zhang, Ren, Sun: Delving Deep into Rectifiers, ICCV 2015.
 """
@@ -6,7 +6,7 @@ He, Zhang, Ren, Sun: Delving Deep into Rectifiers, ICCV 2015.
 from collections.abc import Mapping
 from math import prod, sqrt
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def check_positive(network: str, sizes: Mapping[str, float]) -> None:
@@ -23,3 +23,18 @@ def init_he_weights(net: nn.Module) -> None:
             # nn.init.kaiming_normal_ ignores groups in fan_out
             fan_out = module.out_channels * prod(module.kernel_size) // module.groups
             nn.init.normal_(module.weight, std=sqrt(2 / fan_out))
+
+
+class PooledClassifier(nn.Module):
+    """Classify images by their features, averaged over all pixels."""
+
+    def __init__(self, features: list[nn.Module], width: int, classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(*features)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(width, classes)
+        init_he_weights(self)
+
+    def forward(self, x: Tensor) -> Tensor:  # x: (batch, channel, h, w)
+        logits: Tensor = self.classifier(self.pool(self.features(x)).flatten(1))
+        return logits

@@ -6,7 +6,7 @@ Sandler, Howard, Zhu, Zhmoginov, Chen: MobileNetV2: Inverted Residuals and Linea
 
 from torch import Tensor, nn
 
-from pliant.nn.models.initialisation import check_positive, init_he_weights
+from pliant.nn.models.initialisation import PooledClassifier, check_positive
 
 # expansion, filters, blocks, first stride: table 2, but with stride 1 for 24 filters
 _STAGES = (
@@ -39,29 +39,6 @@ class InvertedResidual(nn.Module):
         return x + y if self.has_shortcut else y
 
 
-class MobileNetV2(nn.Module):
-    """Classify images with inverted residuals, all ``width`` times as wide as in the paper."""
-
-    def __init__(self, classes: int, width: float, channels: int) -> None:
-        super().__init__()
-        check_positive("mobilenet_v2", {"classes": classes, "width": width, "channels": channels})
-        filters = _round_to_eight(32 * width)
-        layers: list[nn.Module] = [*_make_convolution(channels, filters, 3)]
-        for expansion, base, blocks, stride in _STAGES:
-            inputs, filters = filters, _round_to_eight(base * width)
-            layers.append(InvertedResidual(inputs, filters, expansion, stride))
-            layers += [InvertedResidual(filters, filters, expansion, 1) for _ in range(blocks - 1)]
-        last = _round_to_eight(1280 * max(1.0, width))  # never narrowed, as in the paper
-        self.features = nn.Sequential(*layers, *_make_convolution(filters, last, 1))
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Linear(last, classes)
-        init_he_weights(self)
-
-    def forward(self, x: Tensor) -> Tensor:  # x: (batch, channel, h, w)
-        logits: Tensor = self.classifier(self.pool(self.features(x)).flatten(1))
-        return logits
-
-
 def _make_convolution(
     inputs: int, filters: int, kernel: int, *, stride: int = 1, groups: int = 1
 ) -> tuple[nn.Module, nn.Module, nn.Module]:
@@ -75,6 +52,15 @@ def _round_to_eight(filters: float) -> int:
     return rounded if rounded >= 0.9 * filters else rounded + 8
 
 
-def mobilenet_v2(classes: int = 10, *, width: float = 1.0, channels: int = 3) -> MobileNetV2:
+def mobilenet_v2(classes: int = 10, *, width: float = 1.0, channels: int = 3) -> PooledClassifier:
     """Build a MobileNetV2 with ``width`` times the filters of the paper."""
-    return MobileNetV2(classes, width, channels)
+    check_positive("mobilenet_v2", {"classes": classes, "width": width, "channels": channels})
+    filters = _round_to_eight(32 * width)
+    layers: list[nn.Module] = [*_make_convolution(channels, filters, 3)]
+    for expansion, base, blocks, stride in _STAGES:
+        inputs, filters = filters, _round_to_eight(base * width)
+        layers.append(InvertedResidual(inputs, filters, expansion, stride))
+        layers += [InvertedResidual(filters, filters, expansion, 1) for _ in range(blocks - 1)]
+    last = _round_to_eight(1280 * max(1.0, width))  # never narrowed, as in the paper
+    layers += _make_convolution(filters, last, 1)
+    return PooledClassifier(layers, last, classes)

@@ -10,15 +10,18 @@ from types import SimpleNamespace
 import pytest
 
 from pliant.deploy.settings import ServerSettings
-from pliant.deploy.supervise import split_server
-from pliant.deploy.supervise.log_forwarder import LogForwarder
-from pliant.deploy.supervise.split_server import SplitServerSupervisor
+from pliant.deploy.supervise import server as server_module
+from pliant.deploy.supervise.run_follower import LogForwarder, RunFollower
+from pliant.deploy.supervise.server import ServerSupervisor
+from pliant.engine.ledger import RoundRecord
+from pliant.storage import formats
+from pliant.storage.jsonl import JsonlWriter
 
 
 class IdleProcess:
     """A server process that does nothing."""
 
-    is_alive, process = True, SimpleNamespace(pid=0)
+    is_alive, pid = True, 0
 
     def __init__(self, command, log, env):
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +33,7 @@ class IdleProcess:
 
 @pytest.fixture(autouse=True)
 def _no_process(monkeypatch):
-    monkeypatch.setattr(split_server, "ChildProcess", IdleProcess)
+    monkeypatch.setattr(server_module, "ChildProcess", IdleProcess)
 
 
 @pytest.fixture
@@ -51,21 +54,24 @@ def format_refusal(folder):
 
 def test_a_second_server_is_refused_before_it_writes(tmp_path, ports):
     run = tmp_path / "run"
-    early = SplitServerSupervisor(run, ServerSettings(patience=7.0), port=ports[1])
+    early = ServerSupervisor("split", run, ServerSettings(patience=7.0), port=ports[1])
     assert not run.exists()
-    with SplitServerSupervisor(run, ServerSettings(), port=ports[0]), socket.socket() as listening:
+    with (
+        ServerSupervisor("split", run, ServerSettings(), port=ports[0]),
+        socket.socket() as listening,
+    ):
         listening.bind(("127.0.0.1", ports[0]))
         listening.listen()  # as the server process does
         before = read_files(run)
         for port in ports:  # the folder is checked before the port
             with pytest.raises(BlockingIOError) as raised:
-                SplitServerSupervisor(run, ServerSettings(patience=7.0), port=port)
+                ServerSupervisor("split", run, ServerSettings(patience=7.0), port=port)
             assert str(raised.value) == format_refusal(run)
         with pytest.raises(BlockingIOError) as raised, early:
             pass
         assert str(raised.value) == format_refusal(run)
         assert read_files(run) == before
-    with SplitServerSupervisor(run, ServerSettings(patience=7.0), port=ports[1]):
+    with ServerSupervisor("split", run, ServerSettings(patience=7.0), port=ports[1]):
         assert read_files(run) != before
 
 
@@ -76,7 +82,7 @@ def test_a_killed_server_leaves_its_folder_unlocked(tmp_path, ports):
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
     assert (tmp_path / "server.lock").read_text() != str(os.getpid())
-    with SplitServerSupervisor(tmp_path, ServerSettings(), port=ports[0]):
+    with ServerSupervisor("split", tmp_path, ServerSettings(), port=ports[0]):
         assert (tmp_path / "server.lock").read_text() == str(os.getpid())
 
 
@@ -85,7 +91,9 @@ def test_a_port_that_is_taken_leaves_no_folder(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ValueError, match="Cannot listen on"):
-            SplitServerSupervisor(tmp_path / "run", ServerSettings(), port=taken.getsockname()[1])
+            ServerSupervisor(
+                "split", tmp_path / "run", ServerSettings(), port=taken.getsockname()[1]
+            )
     assert not (tmp_path / "run").exists()
 
 
@@ -109,9 +117,34 @@ def test_the_log_of_the_server_process_is_forwarded_line_by_line(tmp_path, caplo
 
 
 def test_watching_a_server_forwards_its_log(tmp_path, ports, caplog):
-    with SplitServerSupervisor(tmp_path, ServerSettings(), port=ports[0]) as server:
+    with ServerSupervisor("split", tmp_path, ServerSettings(), port=ports[0]) as server:
         server._follower = SimpleNamespace(read_rounds=lambda: [1], is_done=lambda: False)
         (tmp_path / "logs" / "server.log").write_text("INFO pliant: device 0 joined\n")
         with caplog.at_level(logging.INFO, "pliant"):
             assert next(server.watch()) == 1
     assert caplog.messages == ["device 0 joined"]
+
+
+def make_round(number, seconds, digest=None):
+    numbers = dict.fromkeys(("useful", "available", "down", "up", "joules", "busy"), 0)
+    numbers |= {"tasks": 1, "merged": 1, "steps": 1, "macs": 0, "samples": 1}
+    return RoundRecord(round=number, seconds=seconds, outcomes={}, digest=digest, **numbers)
+
+
+def test_a_follower_reads_only_what_is_new_and_starts_over_after_a_resume(tmp_path):
+    follower = RunFollower(tmp_path)
+    assert follower.read_rounds() == []
+    with JsonlWriter(tmp_path / "events.jsonl", formats.RECORDS) as writer:
+        assert follower.read_rounds() == []
+        writer.append(make_round(0, 1.0))
+        position = writer.sync()
+        writer.append(make_round(1, 2.0))
+        assert [record.seconds for record in follower.read_rounds()] == [1.0, 2.0]
+        writer.rewind(position)  # the run was killed before its second checkpoint
+        writer.append(make_round(1, 2.5))
+        writer.append(make_round(2, 3.5, "digest"))
+        assert [record.seconds for record in follower.read_rounds()] == [1.0, 2.5, 3.5]
+        assert not follower.is_done()
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / "00000003.ckpt").touch()
+        assert follower.is_done()

@@ -1,0 +1,131 @@
+"""Read the records of runs, as far as pages, figures and tables show them.
+
+Every field is optional, so that any kind of run can be read; damaged lines are ignored.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+EVENTS = "events.jsonl"
+ROUND_PREFIX, TASK_PREFIX = b'{"type":"round"', b'{"type":"task"'
+
+
+class ScoreFields(msgspec.Struct):
+    """Accuracy and loss on the test images."""
+
+    accuracy: float | None = None
+    loss: float | None = None
+
+
+class PersonalFields(msgspec.Struct):
+    """Accuracy on the devices' own tests."""
+
+    per_device: list[float] = []
+    after_training: list[float | None] = []
+
+    @property
+    def local_accuracy(self) -> float | None:
+        """Return the mean after local training, over the devices whose updates were merged."""
+        accuracies = [accuracy for accuracy in self.after_training if accuracy is not None]
+        return sum(accuracies) / len(accuracies) if accuracies else None
+
+
+class ExchangeFields(msgspec.Struct):
+    """Costs of a split method: MACs forward and on the server, bytes of nonzero numbers."""
+
+    forward: float = 0.0
+    server: float = 0.0
+    nonzero: float = 0.0
+
+
+class RoundFields(msgspec.Struct):
+    """One round."""
+
+    round: int = 0
+    seconds: float = 0.0
+    tasks: int = 0
+    merged: int = 0
+    outcomes: dict[str, int] = {}
+    samples: int = 0
+    steps: int = 0
+    macs: float = 0.0
+    useful: float = 0.0
+    available: float = 0.0
+    down: float = 0.0
+    up: float = 0.0
+    busy: float = 0.0
+    joules: float = 0.0
+    loss: float | None = None
+    score: ScoreFields | None = None
+    trained_score: ScoreFields | None = None
+    exchange: ExchangeFields | None = None
+    personal: PersonalFields | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Return the mean of the devices' own tests if there is one, else the test accuracy."""
+        if self.personal is not None and self.personal.per_device:
+            return sum(self.personal.per_device) / len(self.personal.per_device)
+        return self.score.accuracy if self.score else None
+
+    @property
+    def test_loss(self) -> float | None:
+        return self.score.loss if self.score else None
+
+
+class TaskFields(msgspec.Struct):
+    """One task, with the times of its mini-batches in seconds since the round's start."""
+
+    round: int = 0
+    device: int = 0
+    outcome: str = ""
+    seconds: float = 0.0
+    starts: list[float] = []
+    ends: list[float] = []
+    rows: list[int] = []
+
+    def complete_ends(self, round_seconds: float) -> list[float]:
+        """Return an end for every mini-batch; the last one may have been cut off."""
+        if len(self.starts) <= len(self.ends):
+            return self.ends
+        limit = max(min(round_seconds, self.starts[0] + self.seconds), self.starts[-1])
+        return self.ends + [limit] * (len(self.starts) - len(self.ends))
+
+
+_round_decoder = msgspec.json.Decoder(RoundFields)
+_task_decoder = msgspec.json.Decoder(TaskFields)
+
+
+def decode_round(line: bytes) -> RoundFields | None:
+    """Decode a line; None unless it is a complete record of a round."""
+    if not (line.startswith(ROUND_PREFIX) and line.endswith(b"\n")):
+        return None
+    try:
+        return _round_decoder.decode(line)
+    except msgspec.DecodeError:
+        return None
+
+
+def decode_task(line: bytes) -> TaskFields | None:
+    """Decode a line; None unless it is a complete record of a task."""
+    try:
+        return _task_decoder.decode(line) if line.startswith(TASK_PREFIX) else None
+    except msgspec.DecodeError:
+        return None
+
+
+def read_rounds(folder: Path) -> list[RoundFields]:
+    with open(folder / EVENTS, "rb") as file:
+        return [record for record in map(decode_round, file) if record is not None]
+
+
+def read_tasks(folder: Path, last_round: int) -> Iterator[TaskFields]:
+    """Yield the tasks of the run in a folder, up to a round."""
+    with open(folder / EVENTS, "rb") as file:
+        for task in map(decode_task, file):
+            if task is not None and task.round > last_round:
+                return
+            if task is not None:
+                yield task

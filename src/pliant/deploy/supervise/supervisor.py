@@ -1,0 +1,161 @@
+"""Keep processes running: start them, restart those that die, and stop them all at the end."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Protocol
+
+from pliant.deploy.supervise.child_process import Startable
+from pliant.deploy.supervise.run_follower import LogForwarder
+from pliant.storage.run_lock import RunLock
+
+log = logging.getLogger("pliant")
+
+FIRST_DELAY, MAX_DELAY = 0.2, 30.0  # seconds before a restart; the delay doubles in between
+SETTLED_SECONDS = 30.0  # of life, after which the delay starts from the first one again
+MAX_DEATHS = 10  # without progress, before giving up
+
+
+class Process(Protocol):
+    """A process that was started, and may have ended."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def exit_code(self) -> int | None: ...  # negative if it was killed, None if unknown
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    def stop(self) -> None: ...
+
+
+class Reaction(Enum):
+    """What to do about a process that has ended; to give up, raise an error with one line."""
+
+    RESTART = auto()  # after a delay, with a warning, and not forever
+    RETRY = auto()  # after a delay, silently
+    WAIT = auto()  # until the reaction is another
+
+
+def always_restart(exit_code: int | None) -> Reaction:
+    """React to any end of a process by restarting it."""
+    return Reaction.RESTART
+
+
+@dataclass(frozen=True)
+class Service:
+    """A process to keep running."""
+
+    name: str  # in `Supervisor.pids`
+    title: str  # in messages
+    start: Callable[[], Process]
+    log: Path
+    react: Callable[[int | None], Reaction] = always_restart  # to an exit code
+    progress: Callable[[], object] | None = None  # changes with progress; without it, a long life
+    is_log_forwarded: bool = False
+
+
+class SupervisedProcess:
+    """The current process of a service, and the history of its deaths."""
+
+    def __init__(self, service: Service, clock: Callable[[], float]) -> None:
+        self._service, self._clock = service, clock
+        self._log_forwarder = LogForwarder(service.log) if service.is_log_forwarded else None
+        self._delay, self._restart_at = FIRST_DELAY, 0.0  # 0 if no restart is pending
+        self._deaths, self._progress = 0, service.progress() if service.progress else None
+        self._start()
+
+    def _start(self) -> None:
+        self.process = self._service.start()
+        self._started_at, self._restart_at = self._clock(), 0.0
+
+    def stop(self) -> None:
+        self.process.stop()
+
+    def forward_log(self) -> None:
+        if self._log_forwarder is not None:
+            self._log_forwarder.forward()
+
+    def check(self) -> bool:
+        """React if the process has ended; return whether no restart is pending."""
+        is_alive = self.process.is_alive
+        self.forward_log()  # of a process that has ended, all of it
+        if is_alive:
+            return True
+        if not self._restart_at:
+            reaction = self._service.react(self.process.exit_code)
+            if reaction is Reaction.WAIT:
+                return True
+            self._schedule_restart(is_death=reaction is Reaction.RESTART)
+        if self._clock() < self._restart_at:
+            return False
+        self._start()
+        return True
+
+    def _schedule_restart(self, *, is_death: bool) -> None:
+        now, service = self._clock(), self._service
+        is_settled = now - self._started_at >= SETTLED_SECONDS
+        if is_settled:
+            self._delay = FIRST_DELAY
+        if is_death:
+            progress = service.progress() if service.progress else None
+            has_progressed = progress != self._progress if service.progress else is_settled
+            self._deaths, self._progress = 1 if has_progressed else self._deaths + 1, progress
+            if self._deaths >= MAX_DEATHS:
+                raise ChildProcessError(
+                    f"{service.title} died {MAX_DEATHS} times without progress; see {service.log}"
+                )
+            log.warning("%s died; restarting it", service.title)
+        self._restart_at = now + self._delay
+        self._delay = min(2 * self._delay, MAX_DELAY)
+
+
+class Supervisor(Startable):
+    """Keep services running under the lock of a folder; each depends on those before it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        lock_file: str,
+        services: Sequence[Service],
+        *,
+        on_close: ExitStack | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder, self._lock_file, self._services = folder, lock_file, services
+        self._on_close, self._clock = on_close or ExitStack(), clock
+        self._processes: dict[str, SupervisedProcess] = {}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        processes = {name: supervised.process for name, supervised in self._processes.items()}
+        return {name: p.pid for name, p in processes.items() if p.is_alive and p.pid is not None}
+
+    def start(self) -> None:
+        """Lock the folder and start all services."""
+        self._on_close.callback(RunLock(self.folder, self._lock_file).release)
+        for service in self._services:
+            supervised = SupervisedProcess(service, self._clock)
+            self._processes[service.name] = supervised
+            self._on_close.callback(supervised.stop)
+
+    def forward_logs(self) -> None:
+        """Repeat what the processes have logged since the last time."""
+        for supervised in self._processes.values():
+            supervised.forward_log()
+
+    def check(self) -> None:
+        """Restart dead processes, but none while one that it depends on waits for its restart."""
+        for supervised in self._processes.values():
+            if not supervised.check():
+                return
+
+    def close(self) -> None:
+        """Stop the processes in reverse order and release the folder."""
+        self._on_close.close()

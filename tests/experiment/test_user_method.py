@@ -1,0 +1,217 @@
+"""A user's own method, with server state and device state, works wherever the bundled ones do."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pliant.analysis.runs import load_runs
+from pliant.cli import main
+from pliant.dashboard.run_index import RunIndex
+from pliant.engine.ledger import RoundRecord
+from pliant.engine.run_store import read_records
+from pliant.experiment.config import load_experiment
+
+CODE = '''
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+import pliant as pl
+
+
+@dataclass(frozen=True)
+class State:
+    params: dict[str, Tensor]
+    velocity: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Remembering(pl.Value, frozen=True):
+    """Both sides remember: the server a momentum, each device its last delta."""
+
+    local: pl.LocalTraining = pl.LocalTraining()
+    beta: float = 0.5
+
+    def init_state(self, params):
+        return State(params)
+
+    def train(self, net, task, steps):
+        update = pl.train_locally(net, task, steps, self.local.optimiser)
+        before = task.device_state or {n: 0 * d for n, d in update.delta.items()}
+        delta = {n: d + self.beta * before[n] for n, d in update.delta.items()}
+        return replace(update, delta=delta, device_state=delta)
+
+    def merge(self, net, state, updates):
+        if not updates:
+            return state
+        delta = pl.average_deltas(net, state.params, updates, pl.weight_by("samples"))
+        velocity = {n: d + self.beta * state.velocity.get(n, 0.0) for n, d in delta.items()}
+        return State(pl.apply_delta(state.params, velocity), velocity)
+
+
+class Plain(pl.Value, frozen=True):
+    """A method that states nothing but how devices train, which is FedAvg."""
+
+    local: pl.LocalTraining = pl.LocalTraining()
+
+
+def not_a_method():
+    return 3
+'''
+SPEC = """
+rounds = 4
+per_round = 3
+checkpoint_every = 1
+
+[method]
+type = "{type}"
+local = {{ batch = 16 }}
+
+[fleet]
+size = 3
+round_seconds = 20.0
+
+[network]
+name = "digits_cnn"
+options = {{ hidden = 16 }}
+
+[data]
+name = "digits"
+proxy = 7800
+
+[evaluation]
+every = 4
+statistics = {{ type = "running" }}
+
+[workers]
+type = "inline"
+"""
+
+
+@pytest.fixture
+def spec(tmp_path):
+    (tmp_path / "mine.py").write_text(CODE)
+    path = tmp_path / "mine.toml"
+    path.write_text(SPEC.format(type="mine.py:Remembering"))
+    return path
+
+
+def run(spec, folder, *overrides):
+    assert main(["run", str(spec), *overrides, "--out", str(folder)]) == 0
+    return read_digest(folder)
+
+
+def read_digest(folder):
+    *_, last = read_records(folder)
+    assert isinstance(last, RoundRecord)
+    assert last.digest is not None
+    return last.digest
+
+
+def pliant(*words, **options):
+    command = [sys.executable, "-m", "pliant", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options)
+
+
+def test_a_method_that_states_nothing_is_fedavg(spec, tmp_path):
+    digest = run(spec, tmp_path / "plain", "method.type=mine.py:Plain")
+    assert digest == run(spec, tmp_path / "fedavg", "method.type=fedavg")
+
+
+def test_two_processes_give_the_same_network(spec, tmp_path):
+    digest = run(spec, tmp_path / "inline")
+    assert run(spec, tmp_path / "two", 'workers={type="processes",count=2}') == digest
+    assert run(spec, tmp_path / "other", "method.beta=0.0") != digest
+
+
+def test_a_killed_run_resumes_to_the_same_network(spec, tmp_path):
+    digest = run(spec, tmp_path / "whole")
+    folder = tmp_path / "killed"
+    with pliant("run", spec, "--out", folder, cwd=tmp_path) as process:
+        while process.poll() is None and not any(folder.glob("checkpoints/*")):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert main(["run", "--resume", str(folder)]) == 0
+    assert read_digest(folder) == digest
+
+
+def test_it_is_compared_reported_and_listed(spec, tmp_path, capsys):
+    methods = 'mine = { type = "mine.py:Remembering" }\nfedavg = { type = "fedavg" }\n'
+    spec.write_text(f"{spec.read_text()}\n[matrix.method]\n{methods}")
+    folder = tmp_path / "both"
+    assert main(["compare", str(spec), "--out", str(folder), "--json"]) == 0
+    assert "mine" in capsys.readouterr().out
+    assert len(load_runs([folder])) == 2
+    assert main(["report", str(folder), "--out", str(tmp_path / "report")]) == 0
+    index = RunIndex(folder)
+    index.scan()
+    assert "Remembering" in {summary.method for summary in index.list_summaries()}
+
+
+def test_a_federation_of_real_processes_gives_the_same_network(spec, tmp_path):
+    digest = run(spec, tmp_path / "simulated")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path / "served"
+    words = ["deploy", "up", spec, "--pace", "simulated", "--port", port, "--out", folder]
+    with pliant(*words, cwd=tmp_path) as process:
+        assert process.wait(600) == 0, process.stderr.read().decode()
+    assert read_digest(folder) == digest
+
+
+def test_a_run_started_from_python_is_reported_too(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        CODE
+        + """
+data = pl.data.digits().share(pl.Iid(), devices=3, proxy=7800)
+net = pl.models.digits_cnn(hidden=16)
+list(pl.simulate(Remembering(), net, data, pl.Fleet(size=3), rounds=1, folder="runs/mine"))
+"""
+    )
+    subprocess.run([sys.executable, script], cwd=tmp_path, check=True)
+    config = json.loads((tmp_path / "runs" / "mine" / "config.json").read_text())
+    assert (config["method"]["type"], config["rounds"]) == ("Remembering", 1)
+    assert len(load_runs([tmp_path / "runs"])) == 1
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("type", "message"),
+    [
+        ("none.py:Method", "none.py:Method: expected a Python file, found none"),
+        ("mine.py:Missing", "expected a function 'Missing', found none"),
+        ("mine.py:not_a_method", "expected a method class with a field `local`, got another"),
+    ],
+)
+def test_what_is_no_method_is_refused_in_one_line(spec, tmp_path, capsys, type, message):
+    assert main(["run", str(spec), f"method.type={type}", "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_field_is_refused_by_name(spec, tmp_path, capsys):
+    assert main(["run", str(spec), "method.betta=1", "--out", str(tmp_path / "run")]) == 2
+    assert "unknown key `betta`; did you mean 'beta'?" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_does_not_resume_with_changed_code(spec, tmp_path, capsys):
+    run(spec, tmp_path / "run", "rounds=1")
+    shutil.copy(tmp_path / "run" / "config.json", tmp_path / "config.json")
+    (tmp_path / "mine.py").write_text(CODE.replace("0.5", "0.6"))
+    assert main(["run", "--resume", str(tmp_path / "run")]) == 2
+    assert "expected the file unchanged since the run started" in capsys.readouterr().err
+
+
+def test_the_code_is_pinned_by_its_hash(spec):
+    method = load_experiment(spec).method
+    assert len(method.sha256) == 64
