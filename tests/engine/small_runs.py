@@ -73,17 +73,25 @@ class MomentumState:
 
 
 @dataclass(frozen=True)
+class LastDelta:
+    delta: Params = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class StatefulFedAvg(NoTraining):
     """Unweighted FedAvg whose result depends on state on the devices and on the server."""
 
     def init_state(self, params):
         return MomentumState(params)
 
+    def init_device_state(self, params):
+        return LastDelta()
+
     def train(self, net, task, steps):
         update = train_locally(net, task, steps, self.local.optimiser)
-        previous = task.device_state or {n: 0 * tensor for n, tensor in update.delta.items()}
-        delta = {name: tensor + 0.5 * previous[name] for name, tensor in update.delta.items()}
-        return replace(update, delta=delta, device_state=delta)
+        last = task.device_state.delta
+        delta = {name: d + 0.5 * last.get(name, 0 * d) for name, d in update.delta.items()}
+        return replace(update, delta=delta, device_state=LastDelta(delta))
 
     def merge(self, net, state, updates):
         params, momentum = dict(state.params), dict(state.momentum)

@@ -1,6 +1,6 @@
 import errno
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
@@ -25,6 +25,15 @@ class EveryKind:
     params: Params
     groups: dict[str, Params]
     seen: Tensor
+    by_device: dict[int, Params]
+    sums: dict[int, Tensor]
+    count: int
+    best: float
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    variate: Params
 
 
 PARAMS = {"conv.weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(4)}
@@ -32,8 +41,16 @@ THIRDS = {"a/b": torch.ones(2), "conv.weight": torch.full((2, 3), 1 / 3)}
 WIDE = {"conv.weight": torch.full((2, 3), 0.1, dtype=torch.float64)}
 STATES = [
     ServerState(PARAMS),
-    EveryKind(PARAMS, {"0": THIRDS, "params": WIDE, "1": PARAMS}, torch.tensor([7, 2**40])),
-    EveryKind(PARAMS, {}, torch.tensor(1.5)),
+    EveryKind(
+        PARAMS,
+        {"0": THIRDS, "params": WIDE, "1": PARAMS},
+        torch.tensor([7, 2**40]),
+        {7: THIRDS, 12: PARAMS},
+        {-3: torch.ones(2)},
+        2**62,
+        0.1,
+    ),
+    EveryKind(PARAMS, {}, torch.tensor(1.5), {}, {}, -1, float("inf")),
     ScaffoldState(PARAMS),
     ScaffoldState(PARAMS, THIRDS, WIDE, torch.tensor([3, 5])),
     ElfishState(PARAMS, {"0": torch.tensor([0.1, 0.7])}),
@@ -53,7 +70,10 @@ def make_state(number=1, seconds=0.1 + 0.2):
 
 
 def make_run_state(server_state, number=1, seconds=0.1 + 0.2):
-    device_states = {7: {"conv.weight": torch.ones(2, 3)}, 123456: {"c": torch.zeros(1)}}
+    device_states = {
+        7: DeviceMemory({"conv.weight": torch.ones(2, 3)}),
+        123456: DeviceMemory({"c": torch.zeros(1)}),
+    }
     return RunState(number, seconds, server_state, device_states)
 
 
@@ -63,6 +83,10 @@ def are_equal(left, right):
         return False
     if isinstance(left, Tensor):
         return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, int | float):
+        return left == right
+    if isinstance(left, DeviceMemory):
+        return are_equal(left.variate, right.variate)
     return left.keys() == right.keys() and all(are_equal(left[key], right[key]) for key in left)
 
 
@@ -85,9 +109,9 @@ def test_a_saved_run_is_loaded_completely(tmp_path):
     store.append([make_record(0)])
     store.save(make_state())
     store.close()
-    assert is_same(load_run_state(tmp_path, ScaffoldState), make_state())
+    assert is_same(load_run_state(tmp_path, ScaffoldState, DeviceMemory), make_state())
     store = RunStore(tmp_path)
-    assert is_same(store.resume(ScaffoldState), make_state())
+    assert is_same(store.resume(ScaffoldState, DeviceMemory), make_state())
     store.close()
 
 
@@ -96,10 +120,10 @@ def test_every_kind_of_server_state_is_resumed_exactly(state, tmp_path):
     run_state = make_run_state(state)
     store = RunStore(tmp_path)
     store.save(run_state)
-    assert is_same(store.resume(type(state)), run_state)
+    assert is_same(store.resume(type(state), DeviceMemory), run_state)
     store.close()
-    assert is_same(load_run_state(tmp_path, type(state)), run_state)
-    only_params = make_run_state(ServerState(state.params))
+    assert is_same(load_run_state(tmp_path, type(state), DeviceMemory), run_state)
+    only_params = replace(run_state, server_state=ServerState(state.params), device_states={})
     assert is_same(load_run_state(tmp_path), only_params)
 
 
@@ -114,6 +138,11 @@ def test_a_tensor_is_stored_under_its_field_or_its_device(tmp_path):
         "server/params/count",
         *(f"server/groups/{name}" for name in inner),
         "server/seen",
+        *(f"server/by_device/7/{name}" for name in THIRDS),
+        *(f"server/by_device/12/{name}" for name in PARAMS),
+        "server/sums/-3",
+        "server/count",
+        "server/best",
         "devices/7/conv.weight",
         "devices/123456/c",
     }
@@ -130,7 +159,7 @@ def test_records_after_the_last_checkpoint_are_dropped(tmp_path):
     store.append([make_record(2)])
     store.close()
     assert count_records(tmp_path) == 3
-    assert is_same(load_run_state(tmp_path, ScaffoldState), make_state())
+    assert is_same(load_run_state(tmp_path, ScaffoldState, DeviceMemory), make_state())
     assert count_records(tmp_path) == 3  # loading changes nothing
     store = RunStore(tmp_path)
     store.resume()
@@ -158,7 +187,7 @@ def test_the_two_newest_checkpoints_are_kept(tmp_path):
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["00000006.ckpt", "00000009.ckpt"]
     (tmp_path / "checkpoints/00000009.ckpt").write_bytes(b"truncated")
-    assert is_same(load_run_state(tmp_path, ScaffoldState), make_state(6))
+    assert is_same(load_run_state(tmp_path, ScaffoldState, DeviceMemory), make_state(6))
 
 
 def test_a_write_error_names_the_file(tmp_path, monkeypatch):
@@ -178,4 +207,4 @@ def test_a_write_error_names_the_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     store.close()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000003.ckpt"]
-    assert is_same(load_run_state(tmp_path, ScaffoldState), make_state(3))
+    assert is_same(load_run_state(tmp_path, ScaffoldState, DeviceMemory), make_state(3))

@@ -31,6 +31,12 @@ class State:
     velocity: dict[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Memory:
+    delta: dict[str, Tensor] = field(default_factory=dict)
+    rounds: int = 0
+
+
 class Remembering(pl.Value, frozen=True):
     """Both sides remember: the server a momentum, each device its last delta."""
 
@@ -40,11 +46,14 @@ class Remembering(pl.Value, frozen=True):
     def init_state(self, params):
         return State(params)
 
+    def init_device_state(self, params):
+        return Memory()
+
     def train(self, net, task, steps):
         update = pl.train_locally(net, task, steps, self.local.optimiser)
-        before = task.device_state or {n: 0 * d for n, d in update.delta.items()}
-        delta = {n: d + self.beta * before[n] for n, d in update.delta.items()}
-        return replace(update, delta=delta, device_state=delta)
+        last, scale = task.device_state, self.beta / (1 + task.device_state.rounds)
+        delta = {n: d + scale * last.delta.get(n, 0.0) for n, d in update.delta.items()}
+        return replace(update, delta=delta, device_state=Memory(delta, last.rounds + 1))
 
     def merge(self, net, state, updates):
         if not updates:

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from pliant.methods.base import Update
+from pliant.methods.scaffold import ScaffoldDeviceState
+from pliant.methods.state import flatten_state
 from pliant.nn.subnet import Subnet
 
 UNEXPECTED = "an unexpected tensor"
@@ -85,6 +87,14 @@ def replace_first(group, ending, make):
     return spoil
 
 
+def spoil_device_state(update):
+    """Write NaN into what the device keeps, or keep something unexpected."""
+    tensors = flatten_state(update.device_state) or {"weight": torch.zeros(2)}
+    return replace(
+        update, device_state=ScaffoldDeviceState({n: t * math.nan for n, t in tensors.items()})
+    )
+
+
 def change_filters(update):
     """Claim that the delta belongs to other filters."""
     if update.subnet is None:
@@ -148,7 +158,8 @@ BAD_UPDATES = {
         update, extra={**update.extra, UNEXPECTED: torch.zeros(1)}
     ),
     "NaN in the extra": replace_first("extra", "", lambda values: values * math.nan),
-    "NaN in the device state": replace_first("device_state", "", lambda values: values * math.nan),
+    "another device state": claim(device_state={"weight": torch.zeros(2)}),
+    "NaN in the device state": spoil_device_state,
     "other filters": change_filters,
     "nothing was trained": claim(subnet_steps=()),
     "trained more often than it stepped": lambda update: replace(

@@ -77,8 +77,11 @@ def test_scaffold_steps_against_the_drift():
     net, method = make_net(), Scaffold(PLAIN)
     state = make_state(net, method)
     first = [make_update(method, net, state, *device) for device in TWO_DEVICES]
-    assert first[0].device_state["0.weight"].flatten().tolist() == [-1.0, 1.0]  # minus its delta
-    assert first[1].device_state["0.weight"].flatten().tolist() == [2.0, -2.0]
+    assert first[0].device_state.control["0.weight"].flatten().tolist() == [
+        -1.0,
+        1.0,
+    ]  # minus its delta
+    assert first[1].device_state.control["0.weight"].flatten().tolist() == [2.0, -2.0]
     state = method.merge(net, state, first)
     assert get_weights(state) == [-0.5, 0.5]
     assert method.broadcast(state)["0.weight"].flatten().tolist() == [0.5, -0.5]
@@ -86,7 +89,7 @@ def test_scaffold_steps_against_the_drift():
     old = first[0].device_state
     second = make_update(method, net, state, 0, [make_batch(0)], round=1, device_state=old)
     assert second.delta["0.weight"].flatten().tolist() == [-1.5, 1.5]
-    assert second.device_state["0.weight"].flatten().tolist() == [0.0, 0.0]
+    assert second.device_state.control["0.weight"].flatten().tolist() == [0.0, 0.0]
     state = method.merge(net, state, [second])
     assert method.broadcast(state)["0.weight"].flatten().tolist() == [
         1.0,

@@ -7,7 +7,6 @@ import pytest
 import torch
 from tests.methods import tiny_runs
 from tests.methods.tiny_runs import (
-    flatten_state,
     get_last_row,
     make_context,
     make_unpacked_update,
@@ -32,6 +31,7 @@ from pliant.methods import (
     ServerAdam,
 )
 from pliant.methods.base import TaskKey
+from pliant.methods.state import flatten_state
 from pliant.nn.elastic import elastic
 from pliant.nn.optimisers import Sgd
 from pliant.params import digest
@@ -108,7 +108,7 @@ def run_rounds(method, rounds=2, *, rows=None, sizes=(4, 4, 4), steps=3):
                 make_batches(device + 10 * round, steps, size),
                 row=get_last_row(method, NET) if rows is None else rows[device],
                 round=round,
-                device_state=device_states.get(device, {}),
+                device_state=device_states.get(device),
                 num_samples=size * steps,
                 classes=(0, 1, 2),
             )
@@ -315,5 +315,6 @@ def test_training_without_batches_returns_tensors_of_the_same_shapes(name):
     assert {n: t.shape for n, t in empty.extra.items()} == {
         n: t.shape for n, t in real.extra.items()
     }
-    assert empty.device_state.keys() == real.device_state.keys()
+    assert type(empty.device_state) is type(real.device_state)
+    assert flatten_state(empty.device_state).keys() == flatten_state(real.device_state).keys()
     assert all(torch.isfinite(t).all() for t in empty.extra.values())

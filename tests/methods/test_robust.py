@@ -217,7 +217,7 @@ def measure_accuracy(context, rule, malicious):
         for device in range(DEVICES):
             steps = len(context.data.shares[device]) // local.batch
             key, lr = TaskKey(1, number, device), local.optimiser.lr
-            job = Job(key, (0,) * steps, (1.0,) * steps, lr, {})
+            job = Job(key, (0,) * steps, (1.0,) * steps, lr, None)
             update = run_job(context, state.params, job)
             if device in malicious:
                 flipped = {name: -10 * tensor for name, tensor in clone(update.delta).items()}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.methods.bad_updates import BAD_UPDATES, FALSE_MACS
-from tests.methods.tiny_runs import flatten_state, make_context, make_state
+from tests.methods.tiny_runs import make_context, make_state
 from tests.methods.wrapped_method import WrappedMethod
 
 from pliant.data import Iid, ImageDataset
@@ -22,6 +22,8 @@ from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import read_records
 from pliant.methods import AnyMethod, FedAvg
 from pliant.methods.base import LocalTraining, TaskKey, Update
+from pliant.methods.scaffold import ScaffoldDeviceState
+from pliant.methods.state import flatten_state
 from pliant.methods.validation import (
     UpdateManifest,
     ValidationPolicy,
@@ -323,8 +325,23 @@ def test_extra_tensors_are_checked_too(packed):
     assert "extra 'share/0.weight', got none" in check(update, manifest, extra={})
     too_large = {"share/0.weight": torch.full((2,), 1e7)}
     assert "numbers up to 1e+06, got 1e+07" in check(update, manifest, extra=too_large)
+
+
+def test_the_device_state_is_checked_by_type_and_by_tensor(packed):
+    _, manifest, update = packed
     problem = check(update, manifest, device_state={"x": torch.ones(1)})
-    assert "no other device_state tensors, got 'x'" in problem
+    assert "device_state of type 'NoneType', got an object of type 'dict'" in problem
+    manifest = replace(manifest, device_state=ScaffoldDeviceState({"x": torch.ones(1)}))
+    for state, expected in [
+        (None, "device_state of type 'ScaffoldDeviceState', got nothing"),
+        (ScaffoldDeviceState({}), "device_state 'x', got none"),
+        (ScaffoldDeviceState({"x": torch.ones(2)}), "device_state 'x' of shape (1,), got (2,)"),
+        (ScaffoldDeviceState({"x": torch.tensor([math.nan])}), "'x' of finite numbers, got 1"),
+        (ScaffoldDeviceState(7), "a readable update, got"),
+    ]:
+        assert expected in check(update, manifest, device_state=state)
+    good = ScaffoldDeviceState({"x": torch.zeros(1)})
+    assert check(update, manifest, device_state=good) is None
 
 
 class SpoiledMethod(WrappedMethod):

@@ -5,17 +5,16 @@ the two logits. From a = b = 0, at lr 1 and with one sample of class 0, a step m
 by -x/2. A sample with x = 0 has no gradient.
 """
 
-from dataclasses import fields
-
 import torch
 from torch import nn
 
 from pliant.engine.local_work import WorkerContext
 from pliant.methods import LocalTraining
 from pliant.methods.base import Step, Task, TaskKey
+from pliant.methods.state import init_server_state
 from pliant.nn.elastic import elastic
 from pliant.nn.optimisers import Sgd
-from pliant.params import flatten, get_params
+from pliant.params import get_params
 
 PLAIN = LocalTraining(Sgd(lr=1.0))
 
@@ -35,12 +34,7 @@ def make_context(net, method):
 
 
 def make_state(net, method):
-    return make_context(net, method).init_state(get_params(net.module))
-
-
-def flatten_state(state):
-    """Return every tensor of a server state by its name."""
-    return flatten({field.name: getattr(state, field.name) for field in fields(state)})
+    return init_server_state(method, get_params(net.module))
 
 
 def get_weights(state):
@@ -62,7 +56,7 @@ def make_update(
     row=0,
     rows=None,
     round=0,
-    device_state=(),
+    device_state=None,
     num_samples=1,
     classes=(0, 1),
 ):
@@ -71,7 +65,7 @@ def make_update(
     key, lr = TaskKey(0, round, device), method.local.optimiser.lr
     packed, extra = context.subnet_to_send(rows[0], key), context.broadcast(state)
     params = state.params if packed is None else net.take(state.params, packed)
-    task = Task(key, params, lr, packed, extra, dict(device_state), num_samples, classes)
+    task = Task(key, params, lr, packed, extra, device_state, num_samples, classes)
     steps = []
     for number, ((x, y), row) in enumerate(zip(batches, rows, strict=bool(batches))):
         subnet = context.select_subnet(row, key, number)

@@ -2,6 +2,8 @@
 
 from tests.methods.tiny_runs import make_context
 
+from pliant.methods.state import init_device_state, init_server_state
+
 
 class WrappedMethod:
     def __init__(self, inner):
@@ -23,7 +25,10 @@ class WrappedMethod:
         return make_context(net, self.inner).train(task, steps)
 
     def init_state(self, params):
-        return make_context(None, self.inner).init_state(params)
+        return init_server_state(self.inner, params)
+
+    def init_device_state(self, params):
+        return init_device_state(self.inner, params)
 
     def broadcast(self, state):
         return make_context(None, self.inner).broadcast(state)

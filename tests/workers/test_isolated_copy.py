@@ -8,6 +8,7 @@ from torch import nn
 
 from pliant.engine.local_work import Job
 from pliant.methods.base import TaskKey, Update
+from pliant.methods.scaffold import ScaffoldDeviceState
 from pliant.nn.subnet import Subnet
 from pliant.value import Value
 from pliant.workers.isolated_copy import copy_isolated
@@ -61,12 +62,12 @@ def test_a_copy_is_what_another_process_would_get(name):
 
 
 def test_a_copy_shares_nothing():
-    job = Job(TaskKey(0, 1, 2), (0,), (1.0,), 0.1, {"m": torch.zeros(2)})
+    job = Job(TaskKey(0, 1, 2), (0,), (1.0,), 0.1, ScaffoldDeviceState({"m": torch.zeros(2)}))
     copy = copy_isolated(job)
-    copy.device_state["m"] += 1
-    copy.device_state["n"] = torch.ones(1)
-    assert job.device_state.keys() == {"m"}
-    assert job.device_state["m"].tolist() == [0, 0]
+    copy.device_state.control["m"] += 1
+    copy.device_state.control["n"] = torch.ones(1)
+    assert job.device_state.control.keys() == {"m"}
+    assert job.device_state.control["m"].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("odd", [(), {1}])  # a set is copied by pickle

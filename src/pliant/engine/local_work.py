@@ -15,14 +15,12 @@ from pliant.methods.aggregation import apply_delta, average_deltas, weight_by
 from pliant.methods.base import (
     Broadcasts,
     HasBudgetPolicy,
-    HasServerState,
     HasStepCost,
     Merges,
     Method,
     SelectsFilters,
     SelectsSubnets,
     SendsSubnets,
-    ServerState,
     Step,
     SubnetSteps,
     Task,
@@ -31,6 +29,7 @@ from pliant.methods.base import (
     Update,
     train_locally,
 )
+from pliant.methods.state import init_device_state
 from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
@@ -130,6 +129,8 @@ class WorkerContext:
     def train(self, task: Task, steps: Iterable[Step]) -> Update:
         """Train on a device."""
         method = self.method
+        if task.device_state is None:
+            task = replace(task, device_state=init_device_state(method, task.params))
         if isinstance(method, Trains):
             return method.train(self.net, task, steps)
         return train_locally(self.net, task, steps, method.local.optimiser)
@@ -140,12 +141,6 @@ class WorkerContext:
             return self.method.merge(self.net, state, updates)
         delta = average_deltas(self.net, state.params, updates, weight_by("samples"))
         return replace(state, params=apply_delta(state.params, delta)) if updates else state
-
-    def init_state(self, params: Params) -> Any:
-        """Return the server's state before the first round."""
-        if isinstance(self.method, HasServerState):
-            return self.method.init_state(params)
-        return ServerState(params)
 
     def broadcast(self, state: Any) -> Params:
         """Return what devices are sent along with the network."""
@@ -175,7 +170,7 @@ class Job:
     rows: tuple[int, ...]
     macs: tuple[float, ...]  # planned, of each step
     lr: float
-    device_state: Params
+    device_state: Any  # None before its first task
     num_samples: int = 0  # on the device
     classes: tuple[int, ...] = ()  # of these samples
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from pliant.engine.local_work import Job, WorkerContext, make_task
 from pliant.methods.base import Task, Update
+from pliant.methods.state import init_device_state
 from pliant.methods.validation import TensorSpecs, UpdateManifest, make_specs, select_variances
 from pliant.params import Params
 
@@ -35,7 +36,7 @@ class ManifestBuilder:
             tuple(max_macs),
             self._get_sent_specs(task),
             make_specs(example.extra),
-            make_specs(example.device_state),
+            example.device_state,
             None if example.subnet is None else task.subnet,
             select_variances(task.params),
             task.num_samples if example.num_samples else 0,
@@ -51,6 +52,19 @@ class ManifestBuilder:
 
     def _get_example_update(self, task: Task) -> Update:
         example = self._example_update
-        if example is None or (task.subnet is not None and (example.extra or example.device_state)):
+        has_more = example is not None and (example.extra or example.device_state is not None)
+        if example is None or (task.subnet is not None and has_more):
             example = self._example_update = self._context.train(task, ())
+            self._check_device_state(task, example)
         return example
+
+    def _check_device_state(self, task: Task, example: Update) -> None:
+        """Refuse a state that was not declared: it could not be resumed."""
+        method = self._context.method
+        declared = type(init_device_state(method, task.params)).__name__
+        returned = type(example.device_state).__name__
+        if declared != returned:
+            raise ValueError(
+                f"{type(method).__name__}: expected `train` to return the device state that "
+                f"`init_device_state` returns, {declared}, got {returned}"
+            )

@@ -82,7 +82,7 @@ class RoundResult:
     updates: list[Update]  # valid and in time, in device order
     tasks: list[TaskRecord]  # one for each task
     closed_at: float  # seconds of the run
-    device_states: dict[int, Params] = field(default_factory=dict)  # new, of merged devices
+    device_states: dict[int, Any] = field(default_factory=dict)  # new, of merged devices
     dispatched_at: float | None = None  # seconds of the run, if devices were waited for
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
-
-from torch import Tensor
+from types import NoneType
+from typing import Any
 
 from pliant.engine.ledger import Record
 from pliant.methods.base import ServerState
+from pliant.methods.state import build_state, flatten_state
 from pliant.params import Params, flatten, group_subtrees, select_subtree
 from pliant.storage import checkpoint, formats
 from pliant.storage.jsonl import JsonlWriter, read_jsonl
@@ -23,7 +23,7 @@ class RunState:
     next_round: int
     seconds: float
     server_state: Any  # a `ServerState`, or the method's own
-    device_states: dict[int, Params]  # kept by each device between rounds
+    device_states: dict[int, Any]  # kept by each device between rounds, in the method's own type
 
 
 CHECKPOINTS = "checkpoints"
@@ -42,15 +42,17 @@ class RunStore:
             self._lock.release()
             raise
 
-    def resume(self, state_type: type = ServerState) -> RunState | None:
-        """Load the newest checkpoint, with this type of server state; drop the records after it."""
+    def resume(
+        self, state_type: type = ServerState, device_state_type: type = NoneType
+    ) -> RunState | None:
+        """Load the newest checkpoint, with states of these types; drop the records after it."""
         newest = checkpoint.load_newest(self._checkpoints)
         if newest is None:
             self._writer.rewind(0)
             return None
         _, tensors, metadata = newest
         self._writer.rewind(metadata["position"])
-        return _build_run_state(tensors, metadata, state_type)
+        return _build_run_state(tensors, metadata, state_type, device_state_type)
 
     def append(self, records: list[Record]) -> None:
         """Write the records of a round."""
@@ -60,9 +62,10 @@ class RunStore:
 
     def save(self, run_state: RunState) -> None:
         """Write a checkpoint after all records so far."""
-        state = run_state.server_state
-        server = {field.name: getattr(state, field.name) for field in fields(state)}
-        tensors = flatten({"server": server, "devices": run_state.device_states})
+        states = run_state.device_states
+        devices = {device: flatten_state(state) for device, state in states.items()}
+        server = flatten_state(run_state.server_state)
+        tensors = flatten({"server": server, "devices": devices})
         with _add_path_to_errors(self._writer.path):
             position = self._writer.sync()
         metadata = {
@@ -113,10 +116,14 @@ def read_records(folder: Path) -> Iterator[Record]:
     yield from read_jsonl(folder / EVENTS_FILE, record_type, formats.RECORDS)
 
 
-def load_run_state(folder: Path, state_type: type = ServerState) -> RunState | None:
+def load_run_state(
+    folder: Path, state_type: type = ServerState, device_state_type: type = NoneType
+) -> RunState | None:
     """Load the newest checkpoint of a run without opening it for writing."""
     newest = checkpoint.load_newest(folder / CHECKPOINTS)
-    return None if newest is None else _build_run_state(newest[1], newest[2], state_type)
+    if newest is None:
+        return None
+    return _build_run_state(newest[1], newest[2], state_type, device_state_type)
 
 
 def load_trained_params(folder: Path) -> Params:
@@ -142,21 +149,15 @@ def load_trained_params(folder: Path) -> Params:
     return params
 
 
-def _build_run_state(tensors: Params, metadata: Any, state_type: type) -> RunState:
-    server = select_subtree(tensors, "server")
-    values: dict[str, Any] = {}
-    for name, hint in get_type_hints(state_type).items():
-        subtree = select_subtree(server, name)
-        if hint is Tensor:
-            values[name] = server[name]
-        elif get_args(hint)[-1] is Tensor:
-            values[name] = subtree
-        else:
-            values[name] = group_subtrees(subtree)
-    device_states = group_subtrees(select_subtree(tensors, "devices"))
+def _build_run_state(
+    tensors: Params, metadata: Any, state_type: type, device_state_type: type
+) -> RunState:
+    devices = group_subtrees(select_subtree(tensors, "devices"))
     return RunState(
         metadata["round"],
         float.fromhex(metadata["seconds"]),
-        state_type(**values),
-        {int(device): params for device, params in device_states.items()},
+        build_state(state_type, select_subtree(tensors, "server")),
+        {int(device): build_state(device_state_type, devices[device]) for device in devices}
+        if device_state_type is not NoneType
+        else {},
     )

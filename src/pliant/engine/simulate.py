@@ -26,6 +26,7 @@ from pliant.engine.round_rules import TaskOutcome, select_devices
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.timetable import RoundTasks, Timetable, build_timetable, compute_start_status
 from pliant.methods.base import HasExtraUpload, Method, TaskKey, Update
+from pliant.methods.state import init_device_state, init_server_state
 from pliant.methods.validation import accept_valid
 from pliant.params import get_params, nbytes
 from pliant.storage import run_dir
@@ -68,6 +69,12 @@ def simulate(
     settings, workers = settings or RunSettings(), workers or InlineWorkers()
     if rounds is not None:
         settings = msgspec.structs.replace(settings, rounds=rounds)
+    # before the folder is made: a state that cannot be saved is refused here
+    params = get_params(net)
+    server_state, device_state = (
+        init_server_state(method, params),
+        init_device_state(method, params),
+    )
     folder = None if folder is None else Path(folder)
     store = None if folder is None else RunStore(folder)
     try:
@@ -79,9 +86,8 @@ def simulate(
         setup = partial(_return, own) if own else partial(build_worker_context, inputs, method)
         with open_pool(workers, setup, run_job) as pool:
             context = own or build_context(net, data, method)
-            initial = context.init_state(get_params(net))
-            state = store.resume(type(initial)) if store else None
-            run = Run(context, fleet, settings, state or RunState(0, 0.0, initial, {}))
+            state = store.resume(type(server_state), type(device_state)) if store else None
+            run = Run(context, fleet, settings, state or RunState(0, 0.0, server_state, {}))
             yield from run_rounds(run, SimulatedDevices(pool), store, is_stopped)
     finally:
         if store:
@@ -135,7 +141,11 @@ class SimulatedDevices:
         if len(updates) < run.settings.rules.quorum_size(run.settings.per_round):
             updates = []  # rejected updates do not count, so the round is void
         tasks = _build_task_records(run, self._timetable, self._tasks, updates, rejections)
-        states = {update.device: update.device_state for update in updates if update.device_state}
+        states = {
+            update.device: update.device_state
+            for update in updates
+            if update.device_state is not None
+        }
         return RoundResult(updates, tasks, run.state.seconds + self._timetable.closed_at, states)
 
 
@@ -213,7 +223,7 @@ def _train_round(
             rows = tuple(timetable.row[index, :used].tolist())
             macs = tuple(timetable.planned[index, :used].tolist())
             key = TaskKey(run.settings.seed, run.state.next_round, device)
-            device_state = run.state.device_states.get(device, {})
+            device_state = run.state.device_states.get(device)
             summary = run.context.summarise_data(device)
             jobs.append(Job(key, rows, macs, run.lr, device_state, *summary))
             bounds.append((batch_sizes[index, :used].tolist(), max_macs[index, :used].tolist()))

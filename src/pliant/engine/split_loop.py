@@ -92,7 +92,7 @@ def run_split(
     `make_environment` builds the environment of a round from its number and start time.
     """
     with use_one_thread(), nullcontext() if folder is None else closing(RunStore(folder)) as store:
-        run_state = store.resume(SplitState) if store else None
+        run_state = store.resume(SplitState, SplitClientState) if store else None
         first_round, now = 0, 0.0
         if run_state is not None:
             first_round, now = run_state.next_round, run_state.seconds
@@ -145,6 +145,13 @@ def _evaluate_clients(session: Session, threshold: float, evaluation: Evaluation
 
 
 @dataclass(frozen=True)
+class SplitClientState:
+    """A client's part, optimiser state included."""
+
+    part: Params
+
+
+@dataclass(frozen=True)
 class SplitState:
     """The server's part, optimiser state included, and the method's own state."""
 
@@ -160,17 +167,21 @@ def _make_run_state(
         return {name: t for name, t in state.items() if not is_last or "params/" in name}
 
     server = SplitState(select(session.server.state_dict()), dict(session.method_state))
-    clients = {client: select(part.state_dict()) for client, part in session.clients.items()}
+    clients = {
+        client: SplitClientState(select(part.state_dict()))
+        for client, part in session.clients.items()
+    }
     return RunState(next_round, seconds, server, clients)
 
 
 def _restore(session: Session, run_state: RunState) -> None:
-    if "time" not in run_state.device_states.get(0, {"time": 0}):
+    first = run_state.device_states.get(0)
+    if first is not None and "time" not in first.part:
         return  # a finished run, saved without optimiser state
     session.server.load_state_dict(run_state.server_state.params)
     session.method_state.update(run_state.server_state.method_state)
     for client, state in run_state.device_states.items():
-        session.clients[client].load_state_dict(state)
+        session.clients[client].load_state_dict(state.part)
 
 
 def estimate_split_cost(

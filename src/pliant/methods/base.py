@@ -82,7 +82,7 @@ class Task:
     """A device's work for one round: what it is sent and what it already has.
 
     >>> import pliant as pl
-    >>> pl.Task(pl.TaskKey(0, 0, 7), params={}, lr=0.1).device_state
+    >>> pl.Task(pl.TaskKey(0, 0, 7), params={}, lr=0.1).extra
     {}
     """
 
@@ -91,7 +91,7 @@ class Task:
     lr: float
     subnet: Subnet | None = None  # of packed params
     extra: Params = field(default_factory=dict)  # sent along with the params
-    device_state: Params = field(default_factory=dict)  # kept on the device since its last round
+    device_state: Any = None  # the method's own; kept on the device since its last round
     num_samples: int = 0  # on the device
     classes: tuple[int, ...] = ()  # of these samples
 
@@ -133,7 +133,7 @@ class Update:
     loss: float  # mean over its steps
     subnet: Subnet | None = None  # of a packed delta
     extra: Params = field(default_factory=dict)  # sent along with the delta
-    device_state: Params = field(default_factory=dict)  # kept on the device
+    device_state: Any = None  # the method's own; kept on the device
     num_samples: int = 0  # on the device
     subnet_steps: SubnetSteps = ()
 
@@ -142,8 +142,9 @@ class Update:
 class ServerState:
     """What the server keeps between rounds: the network's parameters.
 
-    A method that keeps more returns a frozen dataclass of its own from `init_state`: a field
-    `params` and any others that hold a tensor, `Params`, or a dictionary of `Params`.
+    A method that keeps more returns a frozen dataclass of its own from `init_state`, with a field
+    `params`. The fields of a state are tensors, ints, floats, or dictionaries of tensors or of
+    `Params` by str or int.
 
     >>> import pliant as pl
     >>> list(pl.ServerState(pl.get_params(pl.models.digits_cnn())).params)[0]
@@ -210,6 +211,14 @@ class HasServerState(Protocol):
 
     def init_state(self, params: Params) -> Any:
         """Return the state before the first round."""
+
+
+@runtime_checkable
+class HasDeviceState(Protocol):
+    """By default devices keep nothing between rounds."""
+
+    def init_device_state(self, params: Params) -> Any:
+        """Return what a device keeps before its first task, as a frozen dataclass."""
 
 
 @runtime_checkable
@@ -296,6 +305,7 @@ def train_locally(
         macs,
         loss_sum / max(1, count),
         packed,
+        device_state=task.device_state,
         num_samples=task.num_samples,
         subnet_steps=tuple(subnet_steps),
     )

@@ -36,6 +36,13 @@ class ScaffoldState:
     devices: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # seen
 
 
+@dataclass(frozen=True)
+class ScaffoldDeviceState:
+    """A device's control variate."""
+
+    control: Params = field(default_factory=dict)
+
+
 class Scaffold(Value, frozen=True, tag="scaffold"):
     """Step along ``gradient - device variate + server variate``; devices keep their variates.
 
@@ -63,7 +70,7 @@ class Scaffold(Value, frozen=True, tag="scaffold"):
         return sum(p.numel() * p.element_size() for name, p in named if name in net.trainable_names)
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        local = _fill_variates(net, task, task.device_state)
+        local = _fill_variates(net, task, task.device_state.control)
         common = _fill_variates(net, task, task.extra)
 
         def make_variate_term(trainer: SubnetTrainer) -> Correction:
@@ -79,10 +86,13 @@ class Scaffold(Value, frozen=True, tag="scaffold"):
         scale = 1.0 / (max(1, update.steps) * task.lr)
         new = {name: local[name] - common[name] - scale * update.delta[name] for name in local}
         extra = {name: new[name] - local[name] for name in local}
-        return replace(update, extra=extra, device_state=new)
+        return replace(update, extra=extra, device_state=ScaffoldDeviceState(new))
 
     def init_state(self, params: Params) -> ScaffoldState:
         return ScaffoldState(params)
+
+    def init_device_state(self, params: Params) -> ScaffoldDeviceState:
+        return ScaffoldDeviceState()
 
     def broadcast(self, state: ScaffoldState) -> Params:
         return state.control

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from pliant.methods.base import Update
+from pliant.methods.state import flatten_state
 from pliant.nn.compiler.channels import count
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Subnet
@@ -76,7 +77,7 @@ class UpdateManifest:
     max_macs: tuple[float, ...]  # of each mini-batch
     delta: TensorSpecs
     extra: TensorSpecs = field(default_factory=dict)
-    device_state: TensorSpecs = field(default_factory=dict)
+    device_state: Any = None  # an example of what the device keeps
     subnet: Subnet | None = None  # of a packed delta
     variances: Params = field(default_factory=dict)  # as sent; must not become negative
     num_samples: int = 0  # on the device
@@ -158,18 +159,22 @@ def _iter_problems(
     yield from _check_claims(update, manifest)
     yield from _check_subnet(update.subnet, manifest.subnet)
     yield from _check_trained_subnets(update, manifest.net)
-    groups: tuple[tuple[str, object, TensorSpecs], ...] = (
-        ("delta", update.delta, manifest.delta),
-        ("extra", update.extra, manifest.extra),
-        ("device_state", update.device_state, manifest.device_state),
+    state_type = type(manifest.device_state)
+    if type(update.device_state) is not state_type:
+        found = _describe_type(update.device_state)
+        yield f"device_state of type {state_type.__name__!r}, got {found}"
+    device_state = flatten_state(update.device_state)
+    groups: tuple[tuple[str, Params, TensorSpecs, float], ...] = (
+        ("delta", update.delta, manifest.delta, policy.largest),
+        ("extra", update.extra, manifest.extra, policy.largest),
+        ("device_state", device_state, make_specs(flatten_state(manifest.device_state)), math.inf),
     )
-    for group, params, specs in groups:
+    for group, params, specs, _ in groups:
         yield from _check_tensors(group, params, specs)
-    tensors = [*update.delta.values(), *update.extra.values(), *update.device_state.values()]
+    tensors = [tensor for _, params, _, _ in groups for tensor in params.values()]
     yield from _check_size(tensors, policy.size_factor)
-    yield from _check_values("delta", update.delta, policy.largest)
-    yield from _check_values("extra", update.extra, policy.largest)
-    yield from _check_values("device_state", update.device_state, math.inf)
+    for group, params, _, largest in groups:
+        yield from _check_values(group, params, largest)
     for name, sent in manifest.variances.items():
         lowest = float((sent + update.delta[name]).min()) if sent.numel() else 0.0
         if lowest < -1e-6 * max(1.0, float(sent.abs().max())):  # allow for rounding

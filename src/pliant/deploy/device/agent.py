@@ -43,6 +43,7 @@ from pliant.experiment.config import Experiment
 from pliant.experiment.user_code import is_user_function
 from pliant.methods.base import Task, TaskKey, Update
 from pliant.methods.error_feedback import compress_update
+from pliant.methods.state import init_device_state
 from pliant.value import decode
 
 ENCODE_SECONDS = 0.1  # assumed time to encode a reply, until it has been measured
@@ -131,11 +132,13 @@ class DeviceAgent:
         key = TaskKey(experiment.seed, request.round, request.device)
         work = context.plan_work(request.device)
         store = DeviceStateStore(self._folder / loaded.digest)
-        device_state, residual = store.load(request.merged_round)
+        params = tensors.get(PARAMS, {})
+        initial = init_device_state(context.method, params)
+        device_state, residual = store.load(request.merged_round, initial)
         row = 0 if request.row is None else request.row
         task = Task(
             key,
-            tensors.get(PARAMS, {}),
+            params,
             request.lr,
             context.subnet_to_send(row, key),
             tensors.get(EXTRA, {}),

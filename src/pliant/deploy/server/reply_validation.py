@@ -86,7 +86,7 @@ def check_reply(
         update = _build_update(context, request, reply, tensors)
     except (ValueError, LookupError, RuntimeError, TypeError) as error:
         return reject(f"tensors that match the request: {error}")
-    manifest = replace(request.manifest, device_state={})  # a device's state stays on the device
+    manifest = replace(request.manifest, device_state=None)  # a device's state stays on the device
     updates, reasons = accept_valid([(device, update)], {device: manifest}, policy)
     if not updates:
         return end(f"rejected: {reasons[device]}")
@@ -114,7 +114,7 @@ def _build_update(
         reply.loss,  # type: ignore[arg-type] # the validation rejects None
         request.manifest.subnet,
         tensors.get(EXTRA, {}),
-        {},
+        None,
         reply.num_samples,
         trained,
     )

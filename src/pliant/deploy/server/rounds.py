@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
 import msgspec
 import numpy as np
-import torch
 
 from pliant.deploy.messages import EXTRA, PARAMS, TrainRequest, decode_reply, encode_message
 from pliant.deploy.server.reply_validation import (
@@ -30,13 +30,20 @@ from pliant.engine.run_store import RunState, RunStore, read_records
 from pliant.engine.timetable import RoundTasks, compute_start_status
 from pliant.experiment.config import Experiment
 from pliant.methods.base import TaskKey
+from pliant.methods.state import init_server_state
 from pliant.params import get_params
 from pliant.rng import rng_stream
 from pliant.value import encode
 
 POLL_SECONDS = 0.25
 MAX_WAIT_ROUNDS = 1000  # how long a server with `late = "wait"` waits, in round lengths
-LAST_MERGED = "merged"
+
+
+@dataclass(frozen=True)
+class MergedRound:
+    """What the server keeps of a device: the last round of which it merged an update."""
+
+    merged: int
 
 
 class NotEnoughDevices(RuntimeError):
@@ -74,8 +81,8 @@ def serve(
 
 def make_run(experiment: Experiment, context: WorkerContext, store: RunStore | None = None) -> Run:
     """Start or resume a run on real devices; it saves every round, so no merged update is lost."""
-    initial = context.init_state(get_params(context.net.module))
-    state = store.resume(type(initial)) if store else None
+    initial = init_server_state(context.method, get_params(context.net.module))
+    state = store.resume(type(initial), MergedRound) if store else None
     state = state or RunState(0, 0.0, initial, {})
     settings = msgspec.structs.replace(experiment.settings, checkpoint_every=1)
     return Run(context, experiment.fleet, settings, state, repeats_empty_rounds=True)
@@ -200,7 +207,7 @@ class DeviceTransport:
             updates,
             tasks,
             start + (closed_at - self._opened_at),
-            {update.device: {LAST_MERGED: torch.tensor(number)} for update in updates},
+            {update.device: MergedRound(number) for update in updates},
             start + waited,
         )
 
@@ -227,12 +234,12 @@ class DeviceTransport:
             work = context.plan_work(device)
             row, macs = choices.get(device, (None, 0.0))
             key = TaskKey(run.settings.seed, run.state.next_round, device)
-            job = Job(key, (row or 0,), (macs,), run.lr, {}, *context.summarise_data(device))
+            job = Job(key, (row or 0,), (macs,), run.lr, None, *context.summarise_data(device))
             full_macs = [size * work.full_macs for size in work.sizes]
             factor = max(1.0, macs / full_macs[0])  # a policy may charge for more than one pass
             max_macs = [factor * step_macs for step_macs in full_macs]
             manifest = run.manifests.build(shared, job, work.sizes, max_macs)
-            merged_round = run.state.device_states.get(device, {}).get(LAST_MERGED)
+            last = run.state.device_states.get(device)
             request = TrainRequest(
                 "train",
                 self._config,
@@ -243,7 +250,7 @@ class DeviceTransport:
                 row,
                 macs,
                 seconds,
-                None if merged_round is None else int(merged_round),
+                None if last is None else last.merged,
                 self._settings.compression,
             )
             task = make_task(context, shared, job)
