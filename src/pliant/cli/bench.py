@@ -21,16 +21,11 @@ def elastic(*networks: str, seconds: float = 20.0, memory: bool = True, json: bo
 
     Example: pliant bench elastic densenet40 femnist_cnn
 
-    Parameters
-    ----------
-    networks
-        Bundled networks; by default all of them.
-    seconds
-        Time to measure each network.
-    memory
-        Also measure peak memory.
-    json
-        Print JSON lines instead of a table.
+    Args:
+        networks: Bundled networks; by default all of them.
+        seconds: Time to measure each network.
+        memory: Also measure peak memory.
+        json: Print JSON lines instead of a table.
     """
     from pliant.bench import elastic
     from pliant.nn.models import MODELS
@@ -52,10 +47,8 @@ def engine(*, json: bool = False) -> int:
 
     Example: pliant bench engine --json
 
-    Parameters
-    ----------
-    json
-        Print JSON lines instead of a table.
+    Args:
+        json: Print JSON lines instead of a table.
     """
     import msgspec
 
@@ -91,22 +84,14 @@ def profile(
 
     Example: pliant bench profile densenet19 --out profile.json --picture profile.png
 
-    Parameters
-    ----------
-    network
-        A bundled network.
-    seconds
-        Time to measure.
-    subnets
-        Subnets to time; half of them are held out to estimate the error.
-    batch
-        Samples per step.
-    out
-        JSON file for the profile, as `search.profile` expects it.
-    picture
-        PNG or SVG file for a plot of MACs and time against the share of dropped filters.
-    json
-        Print one JSON line with all times.
+    Args:
+        network: A bundled network.
+        seconds: Time to measure.
+        subnets: Subnets to time; half of them are held out to estimate the error.
+        batch: Samples per step.
+        out: JSON file for the profile, as `search.profile` expects it.
+        picture: PNG or SVG file for a plot of MACs and time against the share of dropped filters.
+        json: Print one JSON line with all times.
     """
     import msgspec
 

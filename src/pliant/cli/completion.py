@@ -9,10 +9,8 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
 
     Example: pliant completion bash > ~/.local/share/bash-completion/completions/pliant
 
-    Parameters
-    ----------
-    shell
-        Shell to print the script for.
+    Args:
+        shell: Shell to print the script for.
     """
     from pliant.cli import build_app
 

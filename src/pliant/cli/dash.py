@@ -17,17 +17,12 @@ def dash(
 
     Example: pliant dash runs --host 0.0.0.0
 
-    Parameters
-    ----------
-    folder
-        Folder that contains the runs; nothing outside it is read.
-    host
-        Address to listen on; on any other than loopback, the page requires the printed token.
-        Set PLIANT_TOKEN to choose the token.
-    port
-        Port to listen on; 0 picks a free one.
-    open
-        Also open the page in the browser.
+    Args:
+        folder: Folder that contains the runs; nothing outside it is read.
+        host: Address to listen on; on any other than loopback, the page requires the printed token.
+            Set PLIANT_TOKEN to choose the token.
+        port: Port to listen on; 0 picks a free one.
+        open: Also open the page in the browser.
     """
     from secrets import token_urlsafe
 

@@ -25,12 +25,9 @@ def list_datasets(*, data: DataRoot = None, json: bool = False) -> None:
 
     Example: pliant data list --json
 
-    Parameters
-    ----------
-    data
-        The data root; by default PLIANT_DATA, or else the user's cache folder.
-    json
-        Print one JSON array instead of a table.
+    Args:
+        data: The data root; by default PLIANT_DATA, or else the user's cache folder.
+        json: Print one JSON array instead of a table.
     """
     _print_statuses(_collect_statuses(data, is_verified=False), data, is_json=json)
 
@@ -41,12 +38,9 @@ def check(*, data: DataRoot = None, json: bool = False) -> int:
 
     Example: pliant data check --data /srv/data
 
-    Parameters
-    ----------
-    data
-        The data root; by default PLIANT_DATA, or else the user's cache folder.
-    json
-        Print one JSON array instead of a table.
+    Args:
+        data: The data root; by default PLIANT_DATA, or else the user's cache folder.
+        json: Print one JSON array instead of a table.
     """
     statuses = _collect_statuses(data, is_verified=True)
     _print_statuses(statuses, data, is_json=json)
@@ -59,12 +53,9 @@ def get(name: str, *, data: DataRoot = None) -> int:
 
     Example: pliant data get cifar10
 
-    Parameters
-    ----------
-    name
-        A name shown by `pliant data list`.
-    data
-        The data root; by default PLIANT_DATA, or else the user's cache folder.
+    Args:
+        name: A name shown by `pliant data list`.
+        data: The data root; by default PLIANT_DATA, or else the user's cache folder.
     """
     from pliant.data.download.cache import download_dataset, get_data_root
     from pliant.data.sources import find_dataset

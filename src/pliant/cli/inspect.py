@@ -29,20 +29,13 @@ def inspect(
 
     Example: pliant inspect lenet --cuts
 
-    Parameters
-    ----------
-    model
-        A bundled network, or `file.py:function` or `module:function` that returns your own.
-    shape
-        Shape of one input without the batch, like 3,32,32; bundled networks have a default.
-    apart
-        Make layers whose outputs are added separate sites instead of one.
-    hidden
-        Also make hidden linear layers sites.
-    cuts
-        Show where the network can be split between device and server, and what is transferred.
-    json
-        Print one JSON object instead of a table.
+    Args:
+        model: A bundled network, or `file.py:function` or `module:function` that returns your own.
+        shape: Shape of one input without the batch, like 3,32,32; bundled networks have a default.
+        apart: Make layers whose outputs are added separate sites instead of one.
+        hidden: Also make hidden linear layers sites.
+        cuts: Show where the network can be split between device and server, and what is sent.
+        json: Print one JSON object instead of a table.
     """
     import torch
 

@@ -12,14 +12,10 @@ def report(*runs: Path, out: Path | None = None, target: float = 0.9) -> None:
 
     Example: pliant report runs/fedavg runs/distreal --out compared
 
-    Parameters
-    ----------
-    runs
-        Folders of runs, or folders that contain them.
-    out
-        Folder of the report; by default RUN/report, or ./report for several folders.
-    target
-        Accuracy for the columns that count rounds and seconds to the target.
+    Args:
+        runs: Folders of runs, or folders that contain them.
+        out: Folder of the report; by default RUN/report, or ./report for several folders.
+        target: Accuracy for the columns that count rounds and seconds to the target.
     """
     from pliant.cli.progress import show_steps
     from pliant.report.build import write_report

@@ -30,20 +30,13 @@ def run(
 
     Example: pliant run --resume runs/digits
 
-    Parameters
-    ----------
-    spec
-        TOML file of the experiment.
-    overrides
-        key=value pairs that override the file, like rounds=20 or fleet.size=50.
-    out
-        Folder of the run; by default runs/NAME.
-    resume
-        Folder of a run to resume, instead of a file.
-    tensorboard
-        Also write TensorBoard event files to FOLDER/tensorboard.
-    json
-        Print one JSON record per round instead of a table.
+    Args:
+        spec: TOML file of the experiment.
+        overrides: key=value pairs that override the file, like rounds=20 or fleet.size=50.
+        out: Folder of the run; by default runs/NAME.
+        resume: Folder of a run to resume, instead of a file.
+        tensorboard: Also write TensorBoard event files to FOLDER/tensorboard.
+        json: Print one JSON record per round instead of a table.
     """
     from pliant.experiment.build import build_experiment, run_experiment
     from pliant.experiment.config import start_run

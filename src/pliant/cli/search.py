@@ -32,25 +32,16 @@ def search(
     pliant search digits.toml search.cost=seconds search.profile=profile.json --out runs/seconds
     --records runs/search/digits
 
-    Parameters
-    ----------
-    spec
-        A TOML file with the tables [network], [data] and [search].
-    overrides
-        key=value pairs that override the file, like search.fresh_seeds=10.
-    out
-        Folder of the search; by default runs/search/NAME.
-    records
-        Folder of a search with the same objective but another cost or algorithm; its short
-        trainings are reused.
-    full
-        Run NSGA-II as in the paper instead of the fast search.
-    pictures
-        Also plot the front and the vectors.
-    uniform
-        Also measure equal rates, for comparison in the plot of the front.
-    json
-        Print progress as JSON lines instead of a bar.
+    Args:
+        spec: A TOML file with the tables [network], [data] and [search].
+        overrides: key=value pairs that override the file, like search.fresh_seeds=10.
+        out: Folder of the search; by default runs/search/NAME.
+        records: Folder of a search with the same objective but another cost or algorithm; its short
+            trainings are reused.
+        full: Run NSGA-II as in the paper instead of the fast search.
+        pictures: Also plot the front and the vectors.
+        uniform: Also measure equal rates, for comparison in the plot of the front.
+        json: Print progress as JSON lines instead of a bar.
     """
     from msgspec.structs import replace
 
