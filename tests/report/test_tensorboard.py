@@ -10,12 +10,12 @@ from tests.analysis.runs_on_disk import write_run
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.run_store import read_records
 from pliant.report.tensorboard import (
-    TensorBoardWriter,
     crc32c,
     encode_event,
     encode_varint,
     export_tensorboard,
     frame_record,
+    write_tensorboard,
 )
 
 
@@ -72,20 +72,21 @@ def test_a_run_is_exported_round_by_round(tmp_path):
 def test_a_resumed_run_has_the_same_file_as_an_uninterrupted_one(tmp_path):
     folder = write_run(tmp_path / "run", [0.1, 0.2, 0.3, 0.4])
     expected = export_tensorboard(folder).read_bytes()
-    writer = TensorBoardWriter(folder)
-    for record in read_records(folder):
-        if isinstance(record, RoundRecord) and record.round >= 2:
-            writer.add(record)
-    writer.close()
-    assert writer.path.read_bytes() == expected
+    rounds = [record for record in read_records(folder) if isinstance(record, RoundRecord)]
+    assert list(write_tensorboard(folder, rounds[2:])) == rounds[2:]
+    (path,) = (folder / "tensorboard").iterdir()
+    assert path.read_bytes() == expected
+    assert list(write_tensorboard(folder, [])) == []  # as when a finished run is resumed
+    assert path.read_bytes() == expected
 
 
-def test_a_round_is_flushed_when_it_is_added(tmp_path):
+def test_a_round_is_on_disk_before_it_is_shown(tmp_path):
     folder = write_run(tmp_path / "run", [0.1, 0.2])
     rounds = [record for record in read_records(folder) if isinstance(record, RoundRecord)]
-    writer = TensorBoardWriter(folder)
-    writer.add(rounds[0])
-    assert len(read_events(writer.path)) == 2
+    writer = write_tensorboard(folder, rounds)
+    assert next(writer) == rounds[0]
+    (path,) = (folder / "tensorboard").iterdir()
+    assert len(read_events(path)) == 2
     writer.close()
 
 

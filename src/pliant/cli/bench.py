@@ -1,7 +1,6 @@
 """`pliant bench`: measure pliant on this machine."""
 
 import platform
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +27,10 @@ def elastic(*networks: str, seconds: float = 20.0, memory: bool = True, json: bo
         json: Print JSON lines instead of a table.
     """
     from pliant.bench import elastic
+    from pliant.cli.progress import print_json, print_line
     from pliant.nn.models import MODELS
     from pliant.suggestions import did_you_mean
+    from pliant.value import encode
 
     unknown = [name for name in networks if name not in MODELS]
     if unknown:
@@ -37,8 +38,10 @@ def elastic(*networks: str, seconds: float = 20.0, memory: bool = True, json: bo
     for name in networks or tuple(MODELS):
         times = elastic.measure(name, seconds)
         peaks = elastic.measure_peak_memory(name) if memory else {}
-        sys.stdout.write(_format_json(times, peaks) if json else _format_table(times, peaks))
-        sys.stdout.flush()
+        if json:
+            print_json(encode(times) | {"peak_megabytes": peaks})
+        else:
+            print_line(_format_table(times, peaks))
 
 
 @app.command
@@ -50,22 +53,20 @@ def engine(*, json: bool = False) -> int:
     Args:
         json: Print JSON lines instead of a table.
     """
-    import msgspec
-
     from pliant.bench import engine
+    from pliant.cli.progress import print_json, print_line
+    from pliant.value import encode
 
     is_met = True
     for result in engine.measure():
         is_met = is_met and result.is_met
         if json:
-            plain = msgspec.to_builtins(result) | {"is_met": result.is_met}
-            line = msgspec.json.encode(plain).decode()
+            print_json(encode(result) | {"is_met": result.is_met})
         else:
             limit = "" if result.limit is None else f"  (limit {result.limit:g})"
             missed = "" if result.is_met else "  MISSED"
             line = f"{result.name:52} {result.value:9.3f} {result.unit:3}{limit}{missed}"
-        sys.stdout.write(line.rstrip() + "\n")
-        sys.stdout.flush()
+            print_line(line.rstrip())
     return 0 if is_met else 1
 
 
@@ -93,9 +94,8 @@ def profile(
         picture: PNG or SVG file for a plot of MACs and time against the share of dropped filters.
         json: Print one JSON line with all times.
     """
-    import msgspec
-
     from pliant.bench import profile
+    from pliant.cli.progress import print_json, print_line
     from pliant.nn.models import MODELS
     from pliant.table_search.step_time import save_step_time_model
 
@@ -109,12 +109,14 @@ def profile(
         save_step_time_model(out, model)
     if picture is not None:
         profile.draw_fit(fit).save(picture)
-    line = (
+    if json:
+        print_json(fit)
+        return
+    print_line(
         f"{network}, batch {batch}: {1e3 * model.start:.2f} ms + "
         f"{1e9 * model.per_mac:.4f} ns/MAC + {1e9 * model.per_byte:.3f} ns/byte; "
         f"held-out median error {model.error:.1%}"
     )
-    sys.stdout.write((msgspec.json.encode(fit).decode() if json else line) + "\n")
 
 
 def _format_table(result: "ElasticTimes", peaks: dict[str, float]) -> str:
@@ -127,11 +129,4 @@ def _format_table(result: "ElasticTimes", peaks: dict[str, float]) -> str:
             f"  {'peak memory at .5 / plain, batch 128':44} {ratio:9.3f}"
             f"  ({peaks['elastic']:.0f} of {peaks['plain']:.0f} MB)"
         )
-    return "\n".join(rows) + "\n"
-
-
-def _format_json(result: "ElasticTimes", peaks: dict[str, float]) -> str:
-    import msgspec
-
-    plain = msgspec.to_builtins(result) | {"peak_megabytes": peaks}
-    return msgspec.json.encode(plain).decode() + "\n"
+    return "\n".join(rows)

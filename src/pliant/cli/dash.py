@@ -30,6 +30,7 @@ def dash(
 
     uvicorn = require("uvicorn", "dashboard")
     require("starlette", "dashboard")
+    from pliant.cli.progress import print_line
     from pliant.dashboard.server import make_app
     from pliant.storage.run_dir import check_run_format, find_run_dirs
 
@@ -44,8 +45,7 @@ def dash(
         url_host = f"[{host}]" if ":" in host else host
         address = f"http://{url_host}:{listening.getsockname()[1]}/"
         address += f"?token={token}" if token else ""
-        sys.stdout.write(f"{address}\n")
-        sys.stdout.flush()
+        print_line(address)
         sys.stderr.write("press Ctrl-C to stop\n")
         if open:
             import webbrowser

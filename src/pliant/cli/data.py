@@ -29,7 +29,7 @@ def list_datasets(*, data: DataRoot = None, json: bool = False) -> None:
         data: The data root; by default PLIANT_DATA, or else the user's cache folder.
         json: Print one JSON array instead of a table.
     """
-    _print_statuses(_collect_statuses(data, is_verified=False), data, is_json=json)
+    _show_statuses(data, verify=False, is_json=json)
 
 
 @app.command
@@ -42,8 +42,7 @@ def check(*, data: DataRoot = None, json: bool = False) -> int:
         data: The data root; by default PLIANT_DATA, or else the user's cache folder.
         json: Print one JSON array instead of a table.
     """
-    statuses = _collect_statuses(data, is_verified=True)
-    _print_statuses(statuses, data, is_json=json)
+    statuses = _show_statuses(data, verify=True, is_json=json)
     return 1 if any(status.state == "damaged" for status in statuses) else 0
 
 
@@ -68,53 +67,47 @@ def get(name: str, *, data: DataRoot = None) -> int:
     return 0 if status.state == "complete" else 1
 
 
-def _collect_statuses(data: Path | None, *, is_verified: bool) -> "list[DatasetStatus]":
+def _show_statuses(data: Path | None, *, verify: bool, is_json: bool) -> "list[DatasetStatus]":
+    from pliant.cli.progress import print_json
     from pliant.data.download.cache import get_data_root, inspect_dataset
     from pliant.data.sources import DATASETS
 
     root = get_data_root(data)
-    return [
-        inspect_dataset(dataset.manifest, root, verify=is_verified) for dataset in DATASETS.values()
-    ]
-
-
-def _print_statuses(statuses: "list[DatasetStatus]", data: Path | None, *, is_json: bool) -> None:
-    import msgspec
-
-    from pliant.data.download.cache import get_data_root
-
+    statuses = [inspect_dataset(known.manifest, root, verify=verify) for known in DATASETS.values()]
     if is_json:
-        sys.stdout.write(msgspec.json.encode(statuses).decode() + "\n")
-        return
-    sys.stdout.write(f"data root: {get_data_root(data)}\n")
+        print_json(statuses)
+        return statuses
+    sys.stdout.write(f"data root: {root}\n")
     for status in statuses:
         sys.stdout.write(f"{status.name:<14} {status.state:<11} {status.title}\n")
         if status.state in ("damaged", "incomplete"):
             for word, paths in (("damaged", status.damaged), ("missing", status.missing)):
                 for path in paths:
                     sys.stdout.write(f"    {word}: {path}\n")
+    return statuses
 
 
-class _LineProgress:
-    """Show progress as plain lines, one per tenth of a file."""
+def _print_tenths(name: str) -> "ProgressCallback":
+    """Return a function that prints a line for every tenth of a file."""
+    from pliant.cli.progress import print_line
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.tenth = -1
+    last = -1
 
-    def __call__(self, done: int, total: int | None) -> None:
+    def show(done: int, total: int | None) -> None:
+        nonlocal last
         tenth = 10 * done // total if total else done >> 24  # size unknown: a line every 16 MB
-        if tenth > self.tenth:
-            self.tenth = tenth
+        if tenth > last:
+            last = tenth
             share = f"{10 * tenth} % of {total:,} bytes" if total else f"{done:,} bytes"
-            sys.stdout.write(f"{self.name}: {share}\n")
-            sys.stdout.flush()
+            print_line(f"{name}: {share}")
+
+    return show
 
 
 @contextmanager
 def _show_progress() -> "Iterator[_ProgressFactory]":
     if not sys.stdout.isatty():
-        yield _LineProgress
+        yield _print_tenths
         return
     from rich import progress
 

@@ -1,8 +1,7 @@
 """`pliant inspect`: show which filters of a network can be dropped, and what that saves."""
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -39,6 +38,7 @@ def inspect(
     """
     import torch
 
+    from pliant.cli.progress import print_json, print_line
     from pliant.nn.elastic import elastic
 
     net, default_shape = load_network(model)
@@ -46,32 +46,35 @@ def inspect(
     if sizes is None:
         raise ValueError(f"Expected --shape for {model}, like --shape 3,32,32")
     if cuts:
-        sys.stdout.write(_format_cut_points(net, torch.zeros(1, *sizes), is_json=json))
+        _show_cut_points(net, torch.zeros(1, *sizes), is_json=json)
         return
     elastic_net = elastic(net, torch.zeros(1, *sizes), coupled=not apart, hidden=hidden)
-    sys.stdout.write((_format_json(elastic_net) if json else elastic_net.summary()) + "\n")
+    if json:
+        print_json(_describe_sites(elastic_net))
+    else:
+        print_line(elastic_net.summary())
 
 
-def _format_cut_points(net: "nn.Module", example: "Tensor", *, is_json: bool) -> str:
+def _show_cut_points(net: "nn.Module", example: "Tensor", *, is_json: bool) -> None:
     from dataclasses import asdict
 
-    import msgspec
-
+    from pliant.cli.progress import print_json, print_line
     from pliant.nn.cut import find_cut_points
 
     points = find_cut_points(net, example)
     if is_json:
-        return msgspec.json.encode([asdict(point) for point in points]).decode() + "\n"
+        print_json([asdict(point) for point in points])
+        return
     width = max([len(point.after) for point in points] + [len("cut after")])
-    head = f"{'cut after':{width}}  {'device MACs':>13}  {'server MACs':>13}  {'bytes':>9}  crosses"
-    lines = [head]
+    print_line(
+        f"{'cut after':{width}}  {'device MACs':>13}  {'server MACs':>13}  {'bytes':>9}  crosses"
+    )
     for point in points:
         shapes = " + ".join("x".join(map(str, shape)) for shape in point.shapes)
-        lines.append(
+        print_line(
             f"{point.after:{width}}  {point.device_macs:>13,}  {point.server_macs:>13,}  "
             f"{point.bytes:>9,}  {shapes}"
         )
-    return "\n".join(lines) + "\n"
 
 
 def load_network(model: str) -> "tuple[nn.Module, tuple[int, ...] | None]":
@@ -104,11 +107,9 @@ def parse_shape(shape: str) -> tuple[int, ...]:
     return sizes
 
 
-def _format_json(net: "Elastic") -> str:
-    import msgspec
-
+def _describe_sites(net: "Elastic") -> dict[str, Any]:
     keys = ("layers", "filters", "macs", "feeds")
     rows = [{key: getattr(site, key) for key in keys} for site in net.sites]
     dense = [{"value": d.value, "reader": d.reader, "why": d.reason} for d in net.dense_fallbacks]
     macs = {str(rate): net.macs(rate) for rate in (0.0, 0.25, 0.5)}
-    return msgspec.json.encode({"sites": rows, "macs": macs, "dense": dense}).decode()
+    return {"sites": rows, "macs": macs, "dense": dense}

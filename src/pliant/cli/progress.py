@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pliant.engine.ledger import RoundRecord
@@ -30,13 +30,13 @@ def show_bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int], 
 
 
 @contextmanager
-def show_steps() -> Iterator[Callable[[str, int, int], None]]:
+def show_steps() -> Iterator[Callable[[str, int, int], object]]:
     """Show named steps as a bar, or as one line each.
 
     Yield a function that takes the name of the next step, the steps done and their total.
     """
     if not (sys.stdout.isatty() and sys.stderr.isatty()):
-        yield lambda text, done, total: _write(text)
+        yield lambda text, done, total: sys.stderr.write(f"{text}\n")
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -49,8 +49,17 @@ def show_steps() -> Iterator[Callable[[str, int, int], None]]:
         )
 
 
-def _write(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+def print_line(text: str) -> None:
+    """Print a line at once, so that a pipe receives it too."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def print_json(value: Any) -> None:
+    """Print a value as one line of JSON."""
+    import msgspec
+
+    print_line(msgspec.json.encode(value).decode())
 
 
 def format_scores(record: "RoundRecord") -> str:

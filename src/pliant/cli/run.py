@@ -3,10 +3,10 @@
 import errno
 import signal
 import sys
-from collections.abc import Iterable
-from contextlib import closing, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from threading import Event
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,20 +40,22 @@ def run(
     """
     from pliant.experiment.build import build_experiment, run_experiment
     from pliant.experiment.config import start_run
+    from pliant.report.tensorboard import write_tensorboard
 
     folder, experiment = _load_run(spec, overrides, out, resume)
     net, data = build_experiment(experiment)
     if resume is None:  # not earlier, so that an experiment that cannot be built leaves no folder
         start_run(folder, experiment)
-    stop = _InterruptHandler()
-    rounds = run_experiment(
-        experiment, net, data, workers=experiment.workers, folder=folder, is_stopped=stop.is_set
-    )
     advice = f"resume with `pliant run --resume {folder}`"
-    board_folder = folder if tensorboard else None
     try:
-        with stop:
-            done = _show_rounds(rounds, experiment.rounds, board_folder, is_json=json)
+        with _stop_after_round() as stop:
+            rounds = run_experiment(
+                experiment, net, data, workers=experiment.workers, folder=folder,
+                is_stopped=stop.is_set,
+            )  # fmt: skip
+            if tensorboard:
+                rounds = write_tensorboard(folder, rounds)
+            done = _show_rounds(rounds, experiment.rounds, is_json=json)
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; {advice}\n")
         return 130
@@ -87,26 +89,19 @@ def _load_run(
     return resume, experiment
 
 
-def _show_rounds(
-    records: "Iterable[RoundRecord]", rounds: int, board_folder: Path | None, *, is_json: bool
-) -> int | None:
+def _show_rounds(records: "Iterable[RoundRecord]", rounds: int, *, is_json: bool) -> int | None:
     """Print the rounds of a run, and return the number of the last one, if there is any."""
-    import msgspec
-
-    from pliant.cli.progress import show_bar
-    from pliant.report.tensorboard import TensorBoardWriter
+    from pliant.cli.progress import print_json, print_line, show_bar
 
     done = None
-    board = TensorBoardWriter(board_folder) if board_folder else None
-    with closing(board) if board else nullcontext(), show_bar("rounds", rounds) as show_count:
+    with show_bar("rounds", rounds) as show_count:
         for record in records:
-            line = msgspec.json.encode(record).decode() + "\n"
-            sys.stdout.write(line if is_json else _format_round(record, rounds))
-            sys.stdout.flush()
+            if is_json:
+                print_json(record)
+            else:
+                print_line(_format_round(record, rounds))
             done = record.round + 1
             show_count(done)
-            if board:
-                board.add(record)
     return done
 
 
@@ -116,27 +111,23 @@ def _format_round(record: "RoundRecord", rounds: int) -> str:
     return (
         f"round {record.round + 1:>3}/{rounds}  {record.seconds:8.2f} s  "
         f"{record.merged:>2}/{record.tasks} devices  used {record.utilisation:4.0%}"
-        f"{format_scores(record)}\n"
+        f"{format_scores(record)}"
     )
 
 
-class _InterruptHandler:
-    """Stop after the round, with a checkpoint, on the first Ctrl-C; at once on the second."""
+@contextmanager
+def _stop_after_round() -> Iterator[Event]:
+    """Set an event on the first Ctrl-C, to stop with a checkpoint; on the second, stop at once."""
+    stop = Event()
 
-    def __init__(self) -> None:
-        self._is_set = False
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def __enter__(self) -> None:
-        self._previous_handler = signal.signal(signal.SIGINT, self._handle_signal)
-
-    def __exit__(self, *exception: object) -> None:
-        signal.signal(signal.SIGINT, self._previous_handler)
-
-    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._is_set:
+    def handle_signal(number: int, frame: object) -> None:
+        if stop.is_set():
             raise KeyboardInterrupt
-        self._is_set = True
+        stop.set()
         sys.stderr.write("stopping after this round (press Ctrl-C again to stop at once)\n")
+
+    previous_handler = signal.signal(signal.SIGINT, handle_signal)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, previous_handler)

@@ -67,12 +67,6 @@ def run_search(
     run: "SearchRun", folder: Path, *, records_folder: Path | None = None, is_json: bool = False
 ) -> str:
     """Run or resume a search, show its progress, and return a text summary of the table."""
-    return _show_progress(_start_search(run, folder, records_folder), is_json=is_json)
-
-
-def _start_search(
-    run: "SearchRun", folder: Path, records_folder: Path | None
-) -> "Iterator[SearchProgress]":
     from functools import partial
 
     import msgspec
@@ -91,20 +85,27 @@ def _start_search(
     elif decode(read_config(folder), type(run)) != saved:
         raise ValueError(f"{folder} holds another search: choose another folder with --out")
     make = partial(build_search, run)
-    return iter_search(net, proxy, run.search, workers=run.workers, folder=folder, make_inputs=make)
+    steps = iter_search(
+        net, proxy, run.search, workers=run.workers, folder=folder, make_inputs=make
+    )
+    return _show_progress(steps, is_json=is_json)
 
 
 def _show_progress(steps: "Iterator[SearchProgress]", *, is_json: bool) -> str:
+    from msgspec.structs import replace
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TimeRemainingColumn
+
+    from pliant.cli.progress import print_json, print_line
 
     last = None
     if is_json or not sys.stderr.isatty():
         start = time.monotonic()
         for last in steps:
-            seconds = time.monotonic() - start
-            sys.stdout.write(_format_json(last) if is_json else _format_progress(last, seconds))
-            sys.stdout.flush()
+            if is_json:
+                print_json(replace(last, table=None))
+            else:
+                print_line(_format_progress(last, time.monotonic() - start))
     else:
         counts = "{task.completed:.0f}/{task.total:.0f} short trainings"
         volume = "hypervolume {task.fields[volume]:.4f}"
@@ -129,15 +130,8 @@ def _format_progress(progress: "SearchProgress", seconds: float) -> str:
     left = seconds * (progress.expected - progress.trainings) / max(1, progress.trainings)
     return (
         f"{progress.stage:8} {progress.trainings:>6}/{progress.expected} short trainings  "
-        f"hypervolume {progress.hypervolume:.4f}  {seconds:8.0f} s, {left:8.0f} s left\n"
+        f"hypervolume {progress.hypervolume:.4f}  {seconds:8.0f} s, {left:8.0f} s left"
     )
-
-
-def _format_json(progress: "SearchProgress") -> str:
-    import msgspec
-
-    plain = msgspec.to_builtins(msgspec.structs.replace(progress, table=None))
-    return msgspec.json.encode(plain).decode() + "\n"
 
 
 def _draw_plots(run: "SearchRun", folder: Path, *, needs_uniform: bool) -> None:

@@ -41,7 +41,7 @@ MAX_TIMELINES = 8
 TIMELINE_ROUNDS = 3  # per timeline
 MAX_CLASS_FIGURES = 4
 
-ProgressFn = Callable[[str, int, int], None]  # next step, steps done, steps in all
+ProgressFn = Callable[[str, int, int], object]  # next step, steps done, steps in all
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,10 +5,9 @@ Steps are rounds. The wall time of an event is the run's virtual time, so that T
 """
 
 import struct
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.run_store import read_records
@@ -19,49 +18,41 @@ FILE_VERSION = b"brain.Event:2"
 POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected
 
 
-class TensorBoardWriter:
-    """The event file of a run, rewritten at the first record and then appended to.
+def write_tensorboard(folder: Path, records: Iterable[RoundRecord]) -> Iterator[RoundRecord]:
+    """Yield the records of a run, and write each to the run's event file before.
 
     The first record of a resumed run is a later round: earlier ones are copied from its records.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / FOLDER / FILE_NAME
-        self._folder = folder
-        self._file: BinaryIO | None = None
-        self._macs = self._traffic = 0.0
-
-    def add(self, record: RoundRecord) -> None:
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "wb")  # noqa: SIM115 - closed by close()
-            self._file.write(frame_record(encode_event(0.0, version=FILE_VERSION)))
-            for past in read_records(self._folder) if record.round else ():
-                if isinstance(past, RoundRecord) and past.round < record.round:
-                    self._write_round(past)
-        self._write_round(record)
-        self._file.flush()
-
-    def _write_round(self, record: RoundRecord) -> None:
-        assert self._file is not None
-        self._macs += record.macs
-        self._traffic += record.up + record.down
-        values = collect_scalars(record, self._macs, self._traffic)
-        event = encode_event(record.seconds, step=record.round + 1, values=values)
-        self._file.write(frame_record(event))
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+    stream = iter(records)
+    first = next(stream, None)
+    if first is None:
+        return  # keep the file of a finished run
+    past = [record for record in _read_rounds(folder) if record.round < first.round]
+    path = folder / FOLDER / FILE_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    macs = traffic = 0.0
+    with open(path, "wb") as file:
+        file.write(frame_record(encode_event(0.0, version=FILE_VERSION)))
+        for record in chain(past, [first], stream):
+            macs += record.macs
+            traffic += record.up + record.down
+            values = collect_scalars(record, macs, traffic)
+            event = encode_event(record.seconds, step=record.round + 1, values=values)
+            file.write(frame_record(event))
+            file.flush()
+            if record.round >= first.round:
+                yield record
 
 
 def export_tensorboard(folder: Path) -> Path:
     """Write the event file of a finished run and return its path."""
-    with closing(TensorBoardWriter(folder)) as writer:
-        for record in read_records(folder):
-            if isinstance(record, RoundRecord):
-                writer.add(record)
-    return writer.path
+    for _ in write_tensorboard(folder, _read_rounds(folder)):
+        pass
+    return folder / FOLDER / FILE_NAME
+
+
+def _read_rounds(folder: Path) -> Iterator[RoundRecord]:
+    return (record for record in read_records(folder) if isinstance(record, RoundRecord))
 
 
 def collect_scalars(record: RoundRecord, macs: float, traffic: float) -> dict[str, float]:
