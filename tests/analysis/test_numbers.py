@@ -8,8 +8,7 @@ import pytest
 from tests.analysis.runs_on_disk import write_run
 
 from pliant.analysis.curves import compute_learning_curve
-from pliant.analysis.history import load_group_histories
-from pliant.analysis.runs import group_runs, load_runs
+from pliant.analysis.runs import group_runs, load_runs, select_finished
 from pliant.analysis.style import format_short, get_line_style
 from pliant.analysis.summary import format_summary, summarise_groups
 from pliant.analysis.utilisation import compute_utilisation
@@ -20,7 +19,7 @@ def groups(tmp_path):
     write_run(tmp_path / "method=a,seed=0", [0.2, 0.4], seed=0)
     write_run(tmp_path / "method=a,seed=1", [0.4, 0.8], seed=1)
     write_run(tmp_path / "method=b", [0.9], late={(0, 7)}, method={"type": "b"})
-    return load_group_histories(group_runs(load_runs([tmp_path])))
+    return select_finished(group_runs(load_runs([tmp_path])))
 
 
 def test_a_curve_has_the_mean_and_the_spread_over_seeds(groups):
@@ -38,7 +37,7 @@ def test_a_single_seed_has_no_spread(groups):
 def test_a_curve_covers_only_the_range_common_to_all_seeds(tmp_path):
     write_run(tmp_path / "a0", [0.1, 0.3, 0.5], seed=0, rounds=3)
     write_run(tmp_path / "a1", [0.2], seed=1, rounds=3)
-    (group,) = load_group_histories(group_runs(load_runs([tmp_path])))
+    (group,) = select_finished(group_runs(load_runs([tmp_path])))
     curve = compute_learning_curve(group, "rounds")
     assert curve.x.tolist() == [1]
     assert curve.mean.tolist() == pytest.approx([0.15])

@@ -7,9 +7,15 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from tests.analysis.runs_on_disk import write_run
 
-from pliant.analysis.history import FEDERATED, SPLIT, group_comparable, load_group_histories
 from pliant.analysis.labels import place_labels
-from pliant.analysis.runs import group_runs, load_runs
+from pliant.analysis.runs import (
+    FEDERATED,
+    SPLIT,
+    group_comparable,
+    group_runs,
+    load_runs,
+    select_finished,
+)
 from pliant.analysis.style import make_figure
 from pliant.analysis.tradeoff import compute_tradeoff_points, draw_tradeoff
 
@@ -17,7 +23,7 @@ ADASPLIT = {"type": "adasplit", "cut": "stage1"}
 
 
 def load_groups(folder):
-    return load_group_histories(group_runs(load_runs([folder])))
+    return select_finished(group_runs(load_runs([folder])))
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ from safetensors.numpy import save_file
 from tests.analysis.runs_on_disk import write_run
 
 from pliant.analysis.curves import draw_learning_curves
-from pliant.analysis.history import load_group_histories
 from pliant.analysis.pareto_plot import load_rate_vectors
-from pliant.analysis.runs import group_runs, load_runs
+from pliant.analysis.runs import group_runs, load_runs, select_finished
 from pliant.analysis.style import format_csv
 from pliant.cli import main
 from pliant.report.build import write_report
@@ -110,7 +109,7 @@ def test_the_csv_files_have_the_numbers_of_the_records(page):
 
 
 def test_the_same_runs_give_the_same_figure(page, folder):
-    groups = load_group_histories(group_runs(load_runs([folder])))
+    groups = select_finished(group_runs(load_runs([folder])))
     figure = draw_learning_curves(groups, "rounds")
     assert figure.render("svg") == (page.parent / "accuracy-rounds.svg").read_bytes()
     assert (

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pliant.analysis.history import Floats, GroupHistory, RunHistory, group_comparable
+from pliant.analysis.runs import Floats, RunFolder, RunGroup, group_comparable
 from pliant.analysis.style import (
     ReportFigure,
     format_percent,
@@ -29,16 +29,16 @@ MAX_POINTS = 200  # per curve: more than a figure can show
 class LearningCurve:
     """The mean over a group's seeds and its standard deviation."""
 
-    group: GroupHistory
+    group: RunGroup
     x: Floats
     mean: Floats
     std: Floats
     seeds: int
 
 
-def compute_learning_curve(group: GroupHistory, axis: str) -> LearningCurve | None:
+def compute_learning_curve(group: RunGroup, axis: str) -> LearningCurve | None:
     """Return a group's curve over the range that all its seeds cover; None without evaluations."""
-    curves = [_select_points(history, axis) for history in group.histories]
+    curves = [_select_points(run, axis) for run in group.runs]
     curves = [(x, y) for x, y in curves if len(x)]
     if not curves:
         return None
@@ -54,20 +54,20 @@ def compute_learning_curve(group: GroupHistory, axis: str) -> LearningCurve | No
     return LearningCurve(group, grid, values.mean(axis=0), std, len(values))
 
 
-def _select_points(history: RunHistory, axis: str) -> tuple[Floats, Floats]:
-    x, y = history.axis(axis), history["accuracy"]
+def _select_points(run: RunFolder, axis: str) -> tuple[Floats, Floats]:
+    x, y = run.axis(axis), run["accuracy"]
     is_known = np.isfinite(y) & np.isfinite(x)
     return x[is_known], y[is_known]
 
 
-def draw_learning_curves(group_histories: list[GroupHistory], axis: str) -> ReportFigure | None:
+def draw_learning_curves(groups: list[RunGroup], axis: str) -> ReportFigure | None:
     """Draw accuracy against one axis; None where nothing was evaluated.
 
     Groups that cannot be compared have separate panels.
     """
     panels: dict[str, list[LearningCurve]] = {}
-    for name, groups in group_comparable(group_histories).items():
-        curves = list(filter(None, (compute_learning_curve(group, axis) for group in groups)))
+    for name, members in group_comparable(groups).items():
+        curves = list(filter(None, (compute_learning_curve(group, axis) for group in members)))
         if curves:
             panels[name] = curves
     if not panels:

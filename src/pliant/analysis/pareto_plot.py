@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pliant.analysis.history import Floats
-from pliant.analysis.runs import RunGroup
+from pliant.analysis.runs import Floats, RunGroup
 from pliant.analysis.style import ReportFigure, draw_heat_map, get_line_style, make_figure
 from pliant.table_search.pareto import find_pareto_front
 

@@ -1,20 +1,31 @@
-"""Find runs, read their configs, and group those that differ only in their seed."""
+"""Find runs, read their configs and rounds, and group those that differ only in their seed."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from pliant.analysis.records import EVENTS
+from pliant.analysis.records import EVENTS, RoundFields, read_rounds
 from pliant.storage import run_dir
 
+Floats = NDArray[np.float64]
+
+COLUMNS = (
+    "round", "seconds", "tasks", "merged", "samples", "steps", "macs", "useful", "available",
+    "down", "up", "busy", "joules", "loss", "accuracy", "test_loss",
+)  # fmt: skip
+FEDERATED, SPLIT = "federated methods", "split methods"
 IGNORED_KEYS = ("seed", "workers")  # differences that do not separate groups
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunFolder:
     """One run: its folder, its name relative to the others, its config as plain data."""
 
@@ -23,6 +34,41 @@ class RunFolder:
     config: dict[str, Any]
     provenance: dict[str, str]  # versions and the command
 
+    @cached_property
+    def rounds(self) -> list[RoundFields]:
+        return read_rounds(self.folder)
+
+    @cached_property
+    def columns(self) -> dict[str, Floats]:
+        """Return the rounds by column; numbers that are not known are NaN."""
+        return {
+            name: np.array([getattr(record, name) for record in self.rounds], np.float64)
+            for name in COLUMNS
+        }
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.columns[name]
+
+    def axis(self, name: str) -> Floats:
+        """Return rounds, virtual seconds, MACs or bytes so far, at the end of each round."""
+        match name:
+            case "rounds":
+                return self["round"] + 1
+            case "seconds":
+                return self["seconds"]
+            case "macs":
+                return np.cumsum(self["macs"])
+            case _:
+                return np.cumsum(self["down"] + self["up"])
+
+    def total(self, *names: str) -> float:
+        return float(sum(self[name].sum() for name in names))
+
+    @property
+    def final_accuracy(self) -> float | None:
+        accuracies = (record.accuracy for record in reversed(self.rounds))
+        return next((accuracy for accuracy in accuracies if accuracy is not None), None)
+
 
 @dataclass(frozen=True)
 class RunGroup:
@@ -30,10 +76,31 @@ class RunGroup:
 
     label: str
     runs: tuple[RunFolder, ...]
+    index: int = 0  # in the report
 
     @property
     def first_run(self) -> RunFolder:
         return self.runs[0]
+
+    def total(self, name: str) -> float:
+        return sum(run.total(name) for run in self.runs)
+
+    @property
+    def outcome_counts(self) -> Counter[str]:
+        counts = Counter[str]()
+        for run in self.runs:
+            for record in run.rounds:
+                counts.update(record.outcomes)
+        return counts
+
+    @property
+    def kind(self) -> str:
+        """Return whether the method is federated or splits the network."""
+        from pliant.split import AnySplit
+
+        split_tags = {method.__struct_config__.tag for method in get_args(AnySplit)}
+        config = self.first_run.config.get("method", {})
+        return SPLIT if config.get("type") in split_tags else FEDERATED
 
 
 def load_runs(paths: Sequence[Path]) -> list[RunFolder]:
@@ -74,6 +141,29 @@ def group_runs(runs: Sequence[RunFolder]) -> list[RunGroup]:
     labels = _shorten_names([members[0].name for members in groups.values()])
     pairs = zip(labels, groups.values(), strict=True)
     return [RunGroup(label, tuple(members)) for label, members in pairs]
+
+
+def select_finished(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """Return the groups with a finished round, numbered, without runs that have none."""
+    finished = [(g.label, tuple(run for run in g.runs if run.rounds)) for g in groups]
+    with_runs = [(label, runs) for label, runs in finished if runs]
+    return [RunGroup(label, runs, index) for index, (label, runs) in enumerate(with_runs)]
+
+
+def group_comparable(groups: list[RunGroup]) -> dict[str, list[RunGroup]]:
+    """Divide groups by kind of method where the kinds have no data in common, as in `pliant demo`.
+
+    Curves on the same axes invite a comparison. The name is empty if all groups are comparable.
+    """
+    by_kind: dict[str, list[RunGroup]] = {}
+    for group in groups:
+        by_kind.setdefault(group.kind, []).append(group)
+    data = [{_encode_data_config(group) for group in members} for members in by_kind.values()]
+    return {"": groups} if len(data) < 2 or set.intersection(*data) else by_kind
+
+
+def _encode_data_config(group: RunGroup) -> bytes:
+    return msgspec.json.encode(group.first_run.config.get("data"), order="sorted")
 
 
 def _shorten_names(names: list[str]) -> list[str]:

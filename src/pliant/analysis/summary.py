@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pliant.analysis.history import GroupHistory
 from pliant.analysis.records import RoundFields, read_rounds
+from pliant.analysis.runs import RunGroup
 from pliant.analysis.style import MISSING, format_percent
 from pliant.c3 import c3_score
 
@@ -60,12 +60,11 @@ def summarise(sweep_runs: "Sequence[SweepRun]", folder: Path, target: float) -> 
     return _summarise(groups, target)
 
 
-def summarise_groups(group_histories: list[GroupHistory], target: float) -> list[SummaryRow]:
-    groups: dict[AxisValues, list[Rounds]] = {
-        (("group", group.label),): [history.rounds for history in group.histories]
-        for group in group_histories
+def summarise_groups(groups: list[RunGroup], target: float) -> list[SummaryRow]:
+    rounds: dict[AxisValues, list[Rounds]] = {
+        (("group", group.label),): [run.rounds for run in group.runs] for group in groups
     }
-    return _summarise(groups, target)
+    return _summarise(rounds, target)
 
 
 def _summarise(groups: Mapping[AxisValues, Sequence[Rounds]], target: float) -> list[SummaryRow]:

@@ -1,15 +1,46 @@
 """Draw the timeline of devices: when each mini-batch ran, and which tasks were lost."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pliant.analysis.history import TaskTimeline
+from pliant.analysis.records import read_tasks
+from pliant.analysis.runs import RunFolder
 from pliant.analysis.style import ReportFigure, make_figure
 from pliant.extras import require
 
 MAX_DEVICES = 30  # rows of the figure
 Shares = Sequence[float]  # cost of each table row, relative to the full network
 LOST_OUTCOMES = ("late", "dropped", "rejected", "surplus", "void")
+
+
+@dataclass(frozen=True)
+class TaskTimeline:
+    """When the mini-batches of one device ran in one round, in seconds since the run's start."""
+
+    round: int
+    device: int
+    outcome: str
+    spans: tuple[tuple[float, float], ...]  # the deadline may have cut off the last one
+    rows: tuple[int, ...]
+
+
+def load_task_timelines(run: RunFolder, first_round: int, round_count: int) -> list[TaskTimeline]:
+    """Read when each mini-batch of some rounds ran."""
+    round_ends = {record.round: record.seconds for record in run.rounds}
+    timelines = []
+    for task in read_tasks(run.folder, first_round + round_count - 1):
+        if task.round < first_round or task.round not in round_ends or not task.starts:
+            continue
+        start = round_ends.get(task.round - 1, 0.0)
+        ends = task.complete_ends(round_ends[task.round] - start)
+        spans = tuple(
+            (start + low, start + high) for low, high in zip(task.starts, ends, strict=True)
+        )
+        timelines.append(
+            TaskTimeline(task.round, task.device, task.outcome, spans, tuple(task.rows))
+        )
+    return sorted(timelines, key=lambda timeline: (timeline.round, timeline.device))
 
 
 def draw_timeline(

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pliant.analysis.history import SPLIT, GroupHistory
 from pliant.analysis.labels import place_labels
+from pliant.analysis.runs import SPLIT, RunGroup
 from pliant.analysis.style import (
     TEXT_COLOUR,
     ReportFigure,
@@ -37,16 +37,16 @@ class TradeoffPoint:
     is_pareto_optimal: bool = False  # no other group is at least as good in all three
 
 
-def compute_tradeoff_points(group_histories: Sequence[GroupHistory]) -> list[TradeoffPoint]:
+def compute_tradeoff_points(groups: Sequence[RunGroup]) -> list[TradeoffPoint]:
     """Return one point per group that has an evaluation."""
     points = []
-    for group in group_histories:
-        scored = [(h, h.final_accuracy) for h in group.histories if h.final_accuracy is not None]
+    for group in groups:
+        scored = [run for run in group.runs if run.final_accuracy is not None]
         if not scored:
             continue
-        accuracy = compute_mean_and_std([accuracy for _, accuracy in scored])
-        traffic = compute_mean_and_std([h.total("down", "up") for h, _ in scored])
-        macs = compute_mean_and_std([h.total("macs") for h, _ in scored])
+        accuracy = compute_mean_and_std([run.final_accuracy or 0.0 for run in scored])
+        traffic = compute_mean_and_std([run.total("down", "up") for run in scored])
+        macs = compute_mean_and_std([run.total("macs") for run in scored])
         is_split = group.kind == SPLIT
         points.append(TradeoffPoint(group.label, is_split, accuracy, traffic, macs, len(scored)))
     costs = [[-point.accuracy[0], point.traffic[0], point.macs[0]] for point in points]
@@ -54,7 +54,7 @@ def compute_tradeoff_points(group_histories: Sequence[GroupHistory]) -> list[Tra
     return [replace(point, is_pareto_optimal=is_optimal) for point, is_optimal in pairs]
 
 
-def draw_tradeoff(name: str, groups: Sequence[GroupHistory]) -> ReportFigure | None:
+def draw_tradeoff(name: str, groups: Sequence[RunGroup]) -> ReportFigure | None:
     """Draw accuracy against traffic, one bubble per group; None where nothing was sent."""
     points = compute_tradeoff_points(groups)
     if len(points) < 2 or not any(point.traffic[0] for point in points):

@@ -1,6 +1,6 @@
 """Draw how much of the devices' compute was useful, wasted or unused."""
 
-from pliant.analysis.history import GroupHistory
+from pliant.analysis.runs import RunGroup
 from pliant.analysis.style import ReportFigure, format_percent, make_figure
 from pliant.extras import require
 
@@ -11,9 +11,9 @@ BAR_SEGMENTS = (
 )
 
 
-def compute_utilisation(group_history: GroupHistory) -> tuple[float, float, float] | None:
+def compute_utilisation(group: RunGroup) -> tuple[float, float, float] | None:
     """Return which shares of the devices' MACs were useful, wasted and unused."""
-    useful, spent, available = map(group_history.total, ("useful", "macs", "available"))
+    useful, spent, available = map(group.total, ("useful", "macs", "available"))
     if not available:
         return None
     useful_share = useful / available
@@ -21,10 +21,10 @@ def compute_utilisation(group_history: GroupHistory) -> tuple[float, float, floa
     return useful_share, wasted_share, max(0.0, 1 - useful_share - wasted_share)
 
 
-def draw_utilisation(group_histories: list[GroupHistory]) -> ReportFigure | None:
+def draw_utilisation(groups: list[RunGroup]) -> ReportFigure | None:
     """Draw how the MACs available to the devices of each group were used."""
     tickers = require("matplotlib.ticker", "report")
-    all_bars = [(group.label, compute_utilisation(group)) for group in group_histories]
+    all_bars = [(group.label, compute_utilisation(group)) for group in groups]
     bars = [(label, shares) for label, shares in all_bars if shares is not None]
     if not bars:
         return None

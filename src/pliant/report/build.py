@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import chain
+from itertools import chain, count
 from math import isnan
 from pathlib import Path
 from tempfile import mkdtemp
@@ -15,26 +15,21 @@ import msgspec
 from pliant.analysis import pareto_plot
 from pliant.analysis.curves import AXES, draw_learning_curves
 from pliant.analysis.data_overview import DataOverview, draw_class_counts, load_data_overview
-from pliant.analysis.history import (
+from pliant.analysis.runs import (
     COLUMNS,
-    GroupHistory,
+    RunGroup,
+    flatten_config,
     group_comparable,
-    load_group_histories,
-    load_task_timelines,
+    group_runs,
+    load_runs,
+    select_finished,
 )
-from pliant.analysis.runs import RunGroup, flatten_config, group_runs, load_runs
 from pliant.analysis.style import MISSING, ReportFigure, format_csv
 from pliant.analysis.summary import format_summary, summarise_groups
-from pliant.analysis.timeline import draw_timeline
+from pliant.analysis.timeline import draw_timeline, load_task_timelines
 from pliant.analysis.tradeoff import draw_tradeoff
 from pliant.analysis.utilisation import draw_utilisation
-from pliant.report.page import (
-    Section,
-    make_figure_section,
-    make_section,
-    render_page,
-    render_table,
-)
+from pliant.report.page import Section, make_figure_section, make_section, render_page, render_table
 
 PAGE_FILE = "index.html"
 MAX_TIMELINES = 8
@@ -47,24 +42,21 @@ ProgressFn = Callable[[str, int, int], object]  # next step, steps done, steps i
 @dataclass(frozen=True, eq=False)
 class _ReportData:
     groups: list[RunGroup]
-    group_histories: list[GroupHistory]
+    finished: list[RunGroup]  # without runs that have no round yet
     tables: list[pareto_plot.RateVectors]
     target: float
-    progress: "_ProgressCounter"
+    start_step: Callable[[str], None]
 
 
-class _ProgressCounter:
-    """Progress of a report; the total is an estimate, as the number of figures is not known."""
+def _count_steps(on_progress: ProgressFn, estimate: int) -> Callable[[str], None]:
+    """Return a function that reports the next step; the number of figures is only estimated."""
+    numbers = count()
 
-    def __init__(self, on_progress: ProgressFn, group_count: int) -> None:
-        self._on_progress, self._done = on_progress, 0
-        # 4: reading, trade-off, front, utilisation
-        self._total = len(AXES) + 4 + 2 * min(group_count, MAX_TIMELINES)
+    def start_step(text: str) -> None:
+        done = next(numbers)
+        on_progress(text, done, max(estimate, done + 1))
 
-    def advance(self, text: str) -> None:
-        self._total = max(self._total, self._done + 1)
-        self._on_progress(text, self._done, self._total)
-        self._done += 1
+    return start_step
 
 
 def write_report(
@@ -80,14 +72,16 @@ def write_report(
     All files are written to a temporary folder first, so that a failure leaves no partial report.
     """
     groups = group_runs(load_runs(paths))
-    progress = _ProgressCounter(on_progress, len(groups))
-    progress.advance(f"reading {sum(len(group.runs) for group in groups)} runs")
+    # 4: reading, trade-off, front, utilisation
+    estimate = len(AXES) + 4 + 2 * min(len(groups), MAX_TIMELINES)
+    start_step = _count_steps(on_progress, estimate)
+    start_step(f"reading {sum(len(group.runs) for group in groups)} runs")
     tables = pareto_plot.load_rate_vectors(paths, groups)
-    histories = load_group_histories(groups)
-    if not histories and not tables:
+    finished = select_finished(groups)
+    if not finished and not tables:
         names = ", ".join(map(str, paths))
         raise ValueError(f"{names}: expected a finished round or a table, found neither")
-    data = _ReportData(groups, histories, tables, target, progress)
+    data = _ReportData(groups, finished, tables, target, start_step)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
     try:
@@ -111,16 +105,16 @@ def _move_files(folder: Path, out: Path) -> None:
 
 def _write_files(data: _ReportData, folder: Path, title: str, command: str) -> None:
     sections: list[Section] = []
-    if data.group_histories:
+    if data.finished:
         sections.append(_write_summary(data, folder))
     for figure in filter(None, _draw_figures(data)):
-        data.progress.advance(f"drawing {figure.title}")
+        data.start_step(f"drawing {figure.title}")
         svg = figure.render("svg")
         (folder / f"{figure.slug}.svg").write_bytes(svg)
         (folder / f"{figure.slug}.png").write_bytes(figure.render("png"))
         (folder / f"{figure.slug}.csv").write_text(format_csv(figure.header, figure.rows))
         sections.append(make_figure_section(figure, svg))
-    if data.group_histories:
+    if data.finished:
         sections.append(_make_outcomes_section(data))
         sections.append(_make_config_section(data))
         sections.append(_make_provenance_section(data))
@@ -136,7 +130,7 @@ def _write_files(data: _ReportData, folder: Path, title: str, command: str) -> N
 
 
 def _write_summary(data: _ReportData, folder: Path) -> Section:
-    comparable = group_comparable(data.group_histories)
+    comparable = group_comparable(data.finished)
     parts = [summarise_groups(groups, data.target) for groups in comparable.values()]
     header, rows = format_summary(list(chain(*parts)), data.target)
     (folder / "summary.csv").write_text(format_csv(header, rows))
@@ -155,10 +149,10 @@ def _write_summary(data: _ReportData, folder: Path) -> Section:
 
 def _format_rounds(data: _ReportData) -> str:
     rows = [
-        (history.run.name, *("" if isnan(value) else f"{value:.10g}" for value in values))
-        for group in data.group_histories
-        for history in group.histories
-        for values in zip(*history.columns.values(), strict=True)
+        (run.name, *("" if isnan(value) else f"{value:.10g}" for value in values))
+        for group in data.finished
+        for run in group.runs
+        for values in zip(*run.columns.values(), strict=True)
     ]
     return format_csv(("run", *COLUMNS), rows)
 
@@ -166,12 +160,12 @@ def _format_rounds(data: _ReportData) -> str:
 def _draw_figures(data: _ReportData) -> Iterator[ReportFigure | None]:
     """Yield the figures; None where there are no records for one."""
     for axis in AXES:
-        yield draw_learning_curves(data.group_histories, axis)
-    for name, groups in group_comparable(data.group_histories).items():
+        yield draw_learning_curves(data.finished, axis)
+    for name, groups in group_comparable(data.finished).items():
         yield draw_tradeoff(name, groups)
     yield pareto_plot.draw_pareto_front(data.tables)
     yield from map(pareto_plot.draw_rate_vectors, data.tables)
-    yield draw_utilisation(data.group_histories)
+    yield draw_utilisation(data.finished)
     yield from _draw_timelines_and_classes(data)
 
 
@@ -179,11 +173,11 @@ def _draw_timelines_and_classes(data: _ReportData) -> Iterator[ReportFigure | No
     """Yield one timeline per group, and the class counts of each partition once."""
     class_figures: list[ReportFigure] = []
     drawn_counts: set[bytes] = set()
-    for index, group in enumerate(data.group_histories[:MAX_TIMELINES]):
-        data.progress.advance(f"rebuilding the data of {group.label}")
-        overview = load_data_overview(group.group.first_run)
+    for index, group in enumerate(data.finished[:MAX_TIMELINES]):
+        data.start_step(f"rebuilding the data of {group.label}")
+        overview = load_data_overview(group.first_run)
         shares = overview.row_shares if isinstance(overview, DataOverview) else None
-        tasks = load_task_timelines(group.histories[0], 0, TIMELINE_ROUNDS)
+        tasks = load_task_timelines(group.first_run, 0, TIMELINE_ROUNDS)
         yield draw_timeline(str(index), group.label, tasks, shares)
         if not isinstance(overview, DataOverview):
             continue
@@ -196,11 +190,11 @@ def _draw_timelines_and_classes(data: _ReportData) -> Iterator[ReportFigure | No
 
 
 def _make_outcomes_section(data: _ReportData) -> Section:
-    counts = [group.outcome_counts for group in data.group_histories]
+    counts = [group.outcome_counts for group in data.finished]
     outcomes = sorted({outcome for group_counts in counts for outcome in group_counts})
     rows = [
         (group.label, *(group_counts[outcome] for outcome in outcomes))
-        for group, group_counts in zip(data.group_histories, counts, strict=True)
+        for group, group_counts in zip(data.finished, counts, strict=True)
     ]
     title = "Outcomes of tasks"
     return make_section("outcomes", title, render_table(("group", *outcomes), rows, title))
