@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from pliant.nn.cut import split_network
 from pliant.nn.elastic import elastic
 from pliant.nn.optimisers import Adam
 from pliant.params import get_params
-from pliant.split.part import TrainablePart, step_optimiser
+from pliant.split.part import TrainablePart
 from pliant.split.server import MaskedServer, SharedServer
 
 X = torch.zeros(1, 1, 16, 16)
@@ -31,7 +33,7 @@ def make_masked(**options):
 
 
 def make_shared():
-    return SharedServer(make_part())
+    return SharedServer(make_net(), get_params(make_module()), ADAM)
 
 
 def make_batch(count=6):
@@ -97,12 +99,12 @@ def test_a_threshold_closes_gates_below_it_and_leaves_the_others():
 
 def test_without_a_loss_the_penalty_drives_a_gate_to_its_fixed_point():
     """lambda = 1e-3, decay 1e-5: m = -3.33 where lambda s (1 - s) = -1e-5 m."""
-    logit = torch.tensor([0.0])
-    state, adam = [[torch.zeros(1)], [torch.zeros(1)]], Adam(lr=5e-3, weight_decay=1e-5)
-    for count in range(1, 6001):
-        gate = torch.sigmoid(logit)
-        step_optimiser(adam, [logit], [1e-3 * gate * (1 - gate)], state, adam.lr, count)
-    assert float(logit) == pytest.approx(-3.33, abs=0.02)
+    net, adam = SimpleNamespace(trainable_names=["logit"]), Adam(lr=5e-3, weight_decay=1e-5)
+    mask = TrainablePart(net, {"logit": torch.zeros(1)}, adam)
+    for _ in range(6000):
+        gate = torch.sigmoid(mask.params["logit"])
+        mask.step_params({"logit": 1e-3 * gate * (1 - gate)}, adam.lr)
+    assert float(mask.params["logit"]) == pytest.approx(-3.33, abs=0.02)
 
 
 @pytest.mark.parametrize("make_server", [make_masked, make_shared])

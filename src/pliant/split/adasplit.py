@@ -72,8 +72,8 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
 
     def set_up(self, session: Session) -> MaskedServer:
         session.make_clients(session.make_client_module, self._compute_local_loss)
-        part, seed = session.make_server_part(), session.seed
-        return MaskedServer(part, penalty=self.penalty, penalised=self.penalised, seed=seed)
+        shared, seed = session.make_server(), session.seed
+        return MaskedServer(shared, penalty=self.penalty, penalised=self.penalised, seed=seed)
 
     def train(self, split_round: SplitRound) -> None:
         session, environment = split_round.session, split_round.environment

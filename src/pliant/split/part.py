@@ -73,9 +73,21 @@ class TrainablePart:
         self, params: Params, grads: Mapping[str, Tensor], states: list[Params], lr: float
     ) -> None:
         self.step_count += 1
+        optimiser = self.optimiser
         tensors = [params[name] for name in grads]
         state = [[state[name] for name in grads] for state in states]
-        step_optimiser(self.optimiser, tensors, list(grads.values()), state, lr, self.step_count)
+        with torch.no_grad():
+            if not isinstance(optimiser, Adam) or optimiser.clip:
+                optimiser.step(tensors, list(grads.values()), state, lr, self.step_count)
+                return
+            # one pass over memory instead of a dozen, as the server's part is large
+            gradients = [grad.contiguous() for grad in grads.values()]
+            steps = [torch.tensor(float(self.step_count)) for _ in tensors]
+            torch._fused_adam_(
+                tensors, gradients, state[0], state[1], [], steps, lr=lr, beta1=optimiser.beta1,
+                beta2=optimiser.beta2, weight_decay=optimiser.weight_decay, eps=optimiser.eps,
+                amsgrad=False, maximize=False,
+            )  # fmt: skip
 
     def state_dict(self) -> Params:
         memory = {f"memory{n}": clone(state) for n, state in enumerate(self.optimiser_state)}
@@ -99,34 +111,3 @@ class ForwardPass:
     params: Params  # parameters and buffers of the subnet
     leaves: Params  # the trained ones among them
     output: Any
-
-
-def step_optimiser(
-    optimiser: Optimiser,
-    params: list[Tensor],
-    grads: list[Tensor],
-    state: list[list[Tensor]],
-    lr: float,
-    step_count: int,
-) -> None:
-    """Update parameters and optimiser state in place."""
-    with torch.no_grad():
-        if not isinstance(optimiser, Adam) or optimiser.clip:
-            optimiser.step(params, grads, state, lr, step_count)
-            return
-        # one pass over memory instead of a dozen, as the server's part is large
-        torch._fused_adam_(
-            params,
-            [grad.contiguous() for grad in grads],
-            state[0],
-            state[1],
-            [],
-            [torch.tensor(float(step_count)) for _ in params],
-            lr=lr,
-            beta1=optimiser.beta1,
-            beta2=optimiser.beta2,
-            weight_decay=optimiser.weight_decay,
-            eps=optimiser.eps,
-            amsgrad=False,
-            maximize=False,
-        )

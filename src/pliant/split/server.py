@@ -34,32 +34,23 @@ class ServerPart(Protocol):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
 
-class SharedServer:
+class SharedServer(TrainablePart):
     """One part for all clients."""
-
-    def __init__(self, part: TrainablePart) -> None:
-        self.part = part
 
     def step(
         self, client: int, activation: Tensor, labels: Tensor, lr: float, *, needs_gradient: bool
     ) -> ServerStepResult:
         x = activation.detach().requires_grad_(needs_gradient)
-        forward_pass = self.part.run(self.part.net.full, x)
+        forward_pass = self.run(self.net.full, x)
         loss = F.cross_entropy(forward_pass.output, labels)
         leaves = list(forward_pass.leaves.values())
         inputs = [*leaves, x] if needs_gradient else leaves
         grads = torch.autograd.grad(loss, inputs, allow_unused=True)
-        self.part.apply_gradients(forward_pass, grads[: len(leaves)], lr)
+        self.apply_gradients(forward_pass, grads[: len(leaves)], lr)
         return float(loss.detach()), grads[-1] if needs_gradient else None
 
     def effective_params(self, client: int, threshold: float = 0.0) -> Params:
-        return self.part.params
-
-    def state_dict(self) -> Params:
-        return self.part.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.part.load_state_dict(state)
+        return self.params
 
 
 PenaltyScope = Literal["own", "all"]

@@ -20,7 +20,7 @@ from pliant.split.client import DryClient, LabelledBatch, LocalClient, LocalLoss
 from pliant.split.client_module import ClientModule, make_projection_head, reinitialise
 from pliant.split.part import TrainablePart
 from pliant.split.payload import Payload
-from pliant.split.server import ServerPart
+from pliant.split.server import ServerPart, SharedServer
 
 ClientFactory = Callable[[LocalClient], SplitClient]
 
@@ -147,10 +147,10 @@ class Session:
             )
             self.clients[number] = self._make_client(client) if self._make_client else client
 
-    def make_server_part(self, params: Params | None = None) -> TrainablePart:
+    def make_server(self, params: Params | None = None) -> SharedServer:
         """Make a server's part with the network's parameters or given ones."""
         params = get_params(self.split_network.server) if params is None else params
-        return TrainablePart(self.server_net, params, self.local.optimiser)
+        return SharedServer(self.server_net, params, self.local.optimiser)
 
     def make_client_module(self, client: int) -> nn.Module:
         """Make a client's module with its own random weights."""

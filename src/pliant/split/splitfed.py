@@ -34,18 +34,15 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
 
     def set_up(self, session: Session) -> SharedServer:
         session.make_clients(lambda _: session.template)
-        return SharedServer(session.make_server_part())
+        return session.make_server()
 
     def train(self, split_round: SplitRound) -> None:
         session, number = split_round.session, split_round.number
         lr = self.local.lr_at(number)
         params = session.server.effective_params(0)
         clients = range(len(session.data))
-        common = SharedServer(session.make_server_part(params))
-        servers = [
-            SharedServer(session.make_server_part(params)) if self.version == 1 else common
-            for _ in clients
-        ]
+        common = session.make_server(params)
+        servers = [session.make_server(params) if self.version == 1 else common for _ in clients]
         split_round.reset_optimisers()
         for step in range(session.iterations):
             order = list(clients)
@@ -63,8 +60,8 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
                     split_round.finish_batch(batch, servers[batch.client])
         accepted = split_round.average_parts()
         if accepted:
-            trained = {client: servers[client].part.params for client in accepted}
+            trained = {client: servers[client].params for client in accepted}
             params = trained[accepted[0]]  # the common ones in version 2
             if self.version == 1:
                 params = average_params(session, trained)
-            session.server = SharedServer(session.make_server_part(params))
+            session.server = session.make_server(params)

@@ -38,7 +38,7 @@ class VanillaSplit(Value, frozen=True, tag="split"):
 
     def set_up(self, session: Session) -> SharedServer:
         session.make_clients(lambda _: session.template)
-        return SharedServer(session.make_server_part())
+        return session.make_server()
 
     def train(self, split_round: SplitRound) -> None:
         session = split_round.session
