@@ -12,19 +12,14 @@ from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules, Selection
-from pliant.experiment.user_code import (
-    hash_code,
-    is_user_function,
-    load_method,
-    make_absolute,
-)
+from pliant.experiment.user_code import hash_code, is_user_function, load_method, make_absolute
 from pliant.methods import AnyMethod, Method
 from pliant.methods.validation import ValidationPolicy
 from pliant.nn.table_file import load_table
 from pliant.split import AnySplit
 from pliant.storage import run_dir
 from pliant.table_search import SearchSettings, load_step_time_model
-from pliant.value import Count, Positive, Value, decode, encode
+from pliant.value import Count, Positive, V, Value, decode, encode
 from pliant.workers.pool import AnyWorkers, ProcessWorkers
 
 
@@ -110,11 +105,7 @@ class SearchRun(Value, frozen=True):
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    raw = read_toml(path, overrides)
-    try:
-        return decode(resolve_paths(raw, path.parent), Experiment)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    return _decode_file(path, read_toml(path, overrides), Experiment)
 
 
 def load_search(path: Path, overrides: Sequence[str] = ()) -> SearchRun:
@@ -122,9 +113,13 @@ def load_search(path: Path, overrides: Sequence[str] = ()) -> SearchRun:
     raw = read_toml(path, overrides)
     others = {field.name for field in msgspec.structs.fields(Experiment)} | {"matrix"}
     known = {field.name for field in msgspec.structs.fields(SearchRun)}
+    search_keys = {key: raw[key] for key in raw if key not in others - known}
+    return _decode_file(path, search_keys, SearchRun)
+
+
+def _decode_file(path: Path, raw: dict[str, Any], kind: type[V]) -> V:
     try:
-        search_keys = {key: raw[key] for key in raw if key not in others - known}
-        return decode(resolve_paths(search_keys, path.parent), SearchRun)
+        return decode(resolve_paths(raw, path.parent), kind)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
