@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.table_search.toy_problem import HIGHEST, make_problem, run_search, squared
 
 from pliant.rng import derive_seed
-from pliant.table_search.nsga2 import Nsga2, RandomSearch, UniformRates, evolve, make_corners
+from pliant.table_search.nsga2 import Nsga2, RandomSearch, UniformRates
 from pliant.table_search.pareto import hypervolume
 
 pytest.importorskip("pymoo")
@@ -29,18 +31,13 @@ def test_the_front_equals_that_of_pymoos_own_loop():
     from pymoo.operators.mutation.pm import PolynomialMutation
     from pymoo.optimize import minimize
 
-    problem, settings = make_problem(sites=3), Nsga2(population=16, generations=10)
-    evolution = evolve(settings, make_corners(problem), problem.highest_rate, seed=5)
-    first = vectors = next(evolution)
+    problem = replace(make_problem(sites=3, seed=5), search_seed_count=1)
+    settings = Nsga2(population=16, generations=10)
+    first = next(settings.propose(problem)).vectors
+    ours, _ = run_search(settings.propose(problem), squared)
 
     def objectives(x):
         return np.stack([problem.cost(x), squared(x)], axis=1)
-
-    try:
-        while True:
-            vectors = evolution.send(objectives(vectors))
-    except StopIteration as stop:
-        ours = stop.value
 
     class Space(Problem):
         def _evaluate(self, x, out, *args, **kwargs):

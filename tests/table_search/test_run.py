@@ -114,7 +114,7 @@ def test_a_record_without_a_cost_is_read_and_one_with_a_wrong_digest_is_not(tmp_
     (tmp_path / TRIALS_FILE).write_bytes(HEADER + right + b"\n" + wrong + b"\n")
     assert [record.seed for record in read_trials(tmp_path / TRIALS_FILE)] == [7]
     log = TrialLog("a", tmp_path)
-    assert log.get(Trial((0.5, 0.0), 7)) == TrialOutcome(0.25, 1.5)
+    assert log.outcomes.get(Trial((0.5, 0.0), 7)) == TrialOutcome(0.25, 1.5)
     log.close()
 
 

@@ -3,7 +3,6 @@
 Deb et al., "A fast and elitist multiobjective genetic algorithm: NSGA-II", 2002.
 """
 
-from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from pliant.table_search.ask_tell import (
 )
 from pliant.table_search.pareto import FloatArray, find_pareto_front
 from pliant.value import Count, Fraction, Positive, Value
-
-Evolution = Generator[FloatArray, FloatArray, FloatArray]
 
 
 class Nsga2(Value, frozen=True, tag="nsga2"):
@@ -43,17 +40,21 @@ class Nsga2(Value, frozen=True, tag="nsga2"):
 
     def propose(self, problem: SearchProblem) -> SearchGenerator:
         """Evolve a population on mean losses at the first seeds."""
-        evolution = evolve(self, make_corners(problem), problem.highest_rate, problem.seed)
+        algorithm = _make_algorithm(self, problem)
+        static = require("pymoo.problems.static", "search").StaticProblem
+        evaluator = require("pymoo.core.evaluator", "search").Evaluator()
         seeds = problem.seeds[: problem.search_seed_count]
-        try:
-            vectors = next(evolution)
-            while True:
-                reply = yield request_same_seeds(vectors, seeds)
-                losses = average_over_seeds(reply.accuracy)
-                vectors = evolution.send(np.stack([problem.cost(vectors), losses], axis=1))
-        except StopIteration as stop:
-            front: FloatArray = stop.value
-            return front
+        while algorithm.has_next():
+            infills = algorithm.ask()
+            vectors = np.asarray(infills.get("X"), np.float64)
+            reply = yield request_same_seeds(vectors, seeds)
+            losses = average_over_seeds(reply.accuracy)
+            objectives = np.stack([problem.cost(vectors), losses], axis=1)
+            evaluator.eval(static(algorithm.problem, F=objectives), infills)
+            algorithm.tell(infills=infills)
+        vectors = np.asarray(algorithm.pop.get("X"), np.float64)
+        objectives = np.asarray(algorithm.pop.get("F"), np.float64)
+        return vectors[find_pareto_front(objectives[:, 0], objectives[:, 1])]
 
 
 def make_corners(problem: SearchProblem) -> FloatArray:
@@ -61,45 +62,24 @@ def make_corners(problem: SearchProblem) -> FloatArray:
     return np.stack([np.zeros(problem.sites), np.full(problem.sites, problem.highest_rate)])
 
 
-def evolve(
-    settings: Nsga2, initial_vectors: FloatArray, highest_rate: float, seed: int
-) -> Evolution:
-    """Yield the vectors of each generation, receive their objectives, return the last front."""
-    algorithm = _make_algorithm(settings, initial_vectors, highest_rate, seed)
-    static = require("pymoo.problems.static", "search").StaticProblem
-    evaluator = require("pymoo.core.evaluator", "search").Evaluator()
-    while algorithm.has_next():
-        infills = algorithm.ask()
-        objectives = yield np.asarray(infills.get("X"), np.float64)
-        evaluator.eval(static(algorithm.problem, F=objectives), infills)
-        algorithm.tell(infills=infills)
-    vectors = np.asarray(algorithm.pop.get("X"), np.float64)
-    objectives = np.asarray(algorithm.pop.get("F"), np.float64)
-    return vectors[find_pareto_front(objectives[:, 0], objectives[:, 1])]
-
-
-def _make_algorithm(
-    settings: Nsga2, initial_vectors: FloatArray, highest_rate: float, seed: int
-) -> Any:
-    sites = initial_vectors.shape[1]
+def _make_algorithm(settings: Nsga2, problem: SearchProblem) -> Any:
+    sites, highest_rate, seed = problem.sites, problem.highest_rate, problem.seed
     nsga2 = require("pymoo.algorithms.moo.nsga2", "search").NSGA2
     sbx = require("pymoo.operators.crossover.sbx", "search").SBX
     polynomial = require("pymoo.operators.mutation.pm", "search").PolynomialMutation
-    space = require("pymoo.core.problem", "search").Problem(
-        n_var=sites, n_obj=2, xl=0.0, xu=highest_rate
-    )
-    random_vectors = rng_stream(seed, "population").uniform(
-        0.0, highest_rate, (max(0, settings.population - len(initial_vectors)), sites)
-    )
+    make_space = require("pymoo.core.problem", "search").Problem
+    random_count = max(0, settings.population - 2)
+    random_vectors = rng_stream(seed, "population").uniform(0, highest_rate, (random_count, sites))
+    corners = make_corners(problem)[: settings.population]
     mutation = settings.mutation if settings.mutation is not None else 1.0 / sites
     algorithm = nsga2(
         pop_size=settings.population,
-        sampling=np.concatenate([initial_vectors[: settings.population], random_vectors]),
+        sampling=np.concatenate([corners, random_vectors]),
         crossover=sbx(prob=settings.crossover, eta=settings.crossover_eta),
         mutation=polynomial(prob_var=mutation, eta=settings.mutation_eta),
     )
     algorithm.setup(
-        space,
+        make_space(n_var=sites, n_obj=2, xl=0.0, xu=highest_rate),
         termination=("n_gen", settings.generations + 1),
         seed=derive_seed(seed, "evolution") % 2**32,  # pymoo takes 32 bits
         verbose=False,

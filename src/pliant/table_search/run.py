@@ -312,7 +312,7 @@ class _SearchState:
         pairs = zip(*request, strict=True)
         all_trials = (Trial(tuple(vector.tolist()), s) for vector, seeds in pairs for s in seeds)
         trials = list(dict.fromkeys(all_trials))
-        missing = [trial for trial in trials if self.trial_log.get(trial) is None]
+        missing = [trial for trial in trials if trial not in self.trial_log.outcomes]
         self.requested.update(set(trials).difference(missing))
         for start in range(0, len(missing), size):
             chunk = missing[start : start + size]
@@ -326,12 +326,8 @@ class _SearchState:
     def _get_gains(self, vector: FloatArray, seeds: tuple[int, ...]) -> FloatArray:
         """Return (seed, 2): accuracy and negative cross-entropy."""
         rates = tuple(vector.tolist())
-        gains = []
-        for seed in seeds:
-            outcome = self.trial_log.get(Trial(rates, seed))
-            assert outcome is not None
-            gains.append((outcome.accuracy, -outcome.loss))
-        return np.array(gains)
+        outcomes = [self.trial_log.outcomes[Trial(rates, seed)] for seed in seeds]
+        return np.array([(outcome.accuracy, -outcome.loss) for outcome in outcomes])
 
     def compute_points(
         self, request: TrialRequest, losses: TrialLosses

@@ -8,7 +8,7 @@ draws, so that only the vector differs.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain, count, islice
 
@@ -24,7 +24,7 @@ from pliant.nn.evaluation import evaluate_batches, make_slices
 from pliant.nn.norm_statistics import NormStatistics, ReestimatedStats, prepare_norm_statistics
 from pliant.nn.optimisers import Optimiser, Sgd
 from pliant.nn.subnet import Sampling
-from pliant.nn.trainer import LossFn, SubnetTrainer
+from pliant.nn.trainer import SubnetTrainer
 from pliant.params import Params, get_params
 from pliant.rng import rng_stream
 from pliant.table_search.distortion import Distortion, distort_images
@@ -158,11 +158,7 @@ def _train_steps(
             rng = rng_stream(trial.seed, "dropout", step)
             trainer.switch(context.net.draw(trial.rates, rng, settings.choice))
         lr = settings.optimiser.lr * lr_factor(step, steps, settings.cooling)
-        trainer.step(x, _make_loss(y), lr=lr)
-
-
-def _make_loss(labels: Tensor) -> LossFn:
-    return lambda output: F.cross_entropy(output, labels)
+        trainer.step(x, partial(F.cross_entropy, target=y), lr=lr)
 
 
 def lr_factor(step: int, steps: int, cooling: float) -> float:

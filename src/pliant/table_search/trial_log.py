@@ -39,22 +39,18 @@ class TrialLog:
 
     def __init__(self, context: str, folder: Path | None = None) -> None:
         self.context = context
-        self._outcomes: dict[Trial, TrialOutcome] = {}
+        self.outcomes: dict[Trial, TrialOutcome] = {}
         self._writer: JsonlWriter | None = None
         if folder is not None:
             for record in read_trials(folder / TRIALS_FILE):
                 if record.context == context:
                     trial = Trial(record.rates, record.seed)
-                    self._outcomes[trial] = TrialOutcome(record.accuracy, record.loss)
+                    self.outcomes[trial] = TrialOutcome(record.accuracy, record.loss)
             self._writer = JsonlWriter(folder / TRIALS_FILE, formats.TRIALS)
-
-    def get(self, trial: Trial) -> TrialOutcome | None:
-        """Return the outcome of a trial, if it is known."""
-        return self._outcomes.get(trial)
 
     def put(self, trial: Trial, outcome: TrialOutcome, cost: float) -> None:
         """Store the outcome of a trial; the cost is for readers of the file."""
-        self._outcomes[trial] = outcome
+        self.outcomes[trial] = outcome
         if self._writer is not None:
             values = (trial.rates, trial.seed, outcome.accuracy, outcome.loss)
             self._writer.append(TrialRecord(self.context, *values, cost=cost).add_check())
