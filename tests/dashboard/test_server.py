@@ -36,9 +36,12 @@ def test_the_page_and_its_parts_are_served_and_load_nothing_from_elsewhere(folde
     page = get(folder, "/")
     assert page.status_code == 200
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    for path in server.PAGES:
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    scripts = {f"/{name}.js": "javascript" for name in ("app", "chart", "timeline")}
+    for path, kind in {"/": "html", "/app.css": "css", **scripts}.items():
         response = get(folder, path)
         assert response.status_code == 200
+        assert kind in response.headers["content-type"]
         assert "http://" not in response.text.replace("http://www.w3.org/2000/svg", "")
         assert "https://" not in response.text
 

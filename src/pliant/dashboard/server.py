@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeVar
@@ -18,20 +17,14 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from pliant.dashboard.auth import AuthMiddleware
 from pliant.dashboard.run_index import RunIndex
 from pliant.dashboard.run_view import RunView
 from pliant.dashboard.search_view import SearchView
 
-PAGES = {
-    "/": ("index.html", "html"),
-    "/app.css": ("app.css", "css"),
-    "/app.js": ("app.js", "javascript"),
-    "/chart.js": ("chart.js", "javascript"),
-    "/timeline.js": ("timeline.js", "javascript"),
-}
 POLL_SECONDS = 0.5  # between scans of unfinished runs
 FULL_SCAN_EVERY = 8  # every n-th scan walks the whole folder
 MAX_SELECTED_RUNS = 32  # per page
@@ -91,26 +84,14 @@ def make_app(
     return Starlette(
         lifespan=lifespan,
         routes=[
-            *_make_page_routes(),
             Route("/api/runs", partial(_serve_runs, watcher)),
             Route("/api/stream", partial(_serve_stream, watcher)),
             Route("/api/timeline", partial(_serve_timeline, watcher)),
             Route("/api/config", partial(_serve_config, watcher)),
+            Mount("/", StaticFiles(packages=[("pliant.dashboard", "static")], html=True)),
         ],
         middleware=[Middleware(AuthMiddleware, token=token)],
     )
-
-
-def _make_page_routes() -> list[Route]:
-    static = files("pliant.dashboard").joinpath("static")
-    bodies = {path: static.joinpath(name).read_bytes() for path, (name, _) in PAGES.items()}
-
-    async def serve_page(request: Request) -> Response:
-        path = request.url.path
-        content_type = f"text/{PAGES[path][1]}; charset=utf-8"
-        return Response(bodies[path], headers={"content-type": content_type})
-
-    return [Route(path, serve_page) for path in PAGES]
 
 
 async def _serve_runs(watcher: RunWatcher, request: Request) -> Response:
