@@ -24,7 +24,7 @@ from pliant.nn.pareto_table import ParetoTable
 from pliant.rng import derive_seed
 from pliant.table_search import Nsga2, RandomSearch, SearchSettings, SurrogateSearch, UniformRates
 from pliant.table_search.pareto import average_over_budgets, hypervolume
-from pliant.table_search.run import SearchProgress, iter_search, measure_vectors
+from pliant.table_search.run import SearchProgress, iter_search, open_search
 
 
 def main() -> None:
@@ -119,16 +119,15 @@ def measure_points(
     net, proxy = build_search(run)
     seeds = tuple(derive_seed(run.search.objective.seed, "judge", n) for n in range(options.judges))
     vectors = sorted(rows)
-    points = measure_vectors(
+    with open_search(
         net,
         proxy,
         run.search,
-        np.array(vectors),
-        seeds,
         workers=run.workers,
         folder=options.out / "judge",
         make_inputs=partial(build_search, run),
-    )
+    ) as state:
+        points = state.measure_vectors(np.array(vectors), seeds)
     return dict(zip(vectors, points.tolist(), strict=True))
 
 

@@ -16,7 +16,7 @@ from tests.table_search import search_once
 import pliant
 from pliant.nn.table_file import load_table, read_provenance
 from pliant.table_search import StepTimeModel, SurrogateSearch, UniformRates
-from pliant.table_search.run import SNAPSHOT_FILE, TABLE_FILE, measure_vectors, search
+from pliant.table_search.run import SNAPSHOT_FILE, TABLE_FILE, open_search, search
 from pliant.table_search.short_training import Trial, TrialOutcome
 from pliant.table_search.trial_log import TRIALS_FILE, TrialLog, read_trials
 from pliant.workers.pool import ProcessWorkers
@@ -146,6 +146,7 @@ def test_with_a_profile_both_costs_are_in_the_table():
 
 def test_the_measured_corners_have_cost_one_and_zero():
     corners = np.array([[0.0, 0.0], [0.5, 0.5]])
-    points = measure_vectors(network(), images(80), search_once.SETTINGS, corners, (1, 2, 3))
+    with open_search(network(), images(80), search_once.SETTINGS) as state:
+        points = state.measure_vectors(corners, (1, 2, 3))
     assert points[0].tolist() == [1.0, 0.0]
     assert points[1, 0] == 0.0

@@ -143,8 +143,7 @@ def _draw_plots(run: "SearchRun", folder: Path, *, needs_uniform: bool) -> None:
     from pliant.analysis.pareto_plot import CostLossPoints
     from pliant.experiment.build import build_search
     from pliant.nn.table_file import load_table
-    from pliant.rng import derive_seed
-    from pliant.table_search.run import TABLE_FILE, load_trial_points, measure_vectors
+    from pliant.table_search.run import TABLE_FILE, open_search
     from pliant.value import encode
 
     table, settings = load_table(folder / TABLE_FILE), run.search
@@ -154,22 +153,16 @@ def _draw_plots(run: "SearchRun", folder: Path, *, needs_uniform: bool) -> None:
     costs = (shares - shares[0]) / (shares[-1] - shares[0])
     lines = [CostLossPoints("table, at fresh seeds", costs, (gains[-1] - gains) / spread)]
     if needs_uniform:
-        numbers = range(settings.fresh_seeds)
-        seeds = tuple(derive_seed(settings.objective.seed, "fresh", number) for number in numbers)
         rates = np.linspace(0.0, settings.highest_rate, UNIFORM_VECTORS)
         vectors = np.repeat(rates[:, None], len(table.rates[0]), axis=1)
-        uniform = measure_vectors(
-            net,
-            proxy,
-            settings,
-            vectors,
-            seeds,
-            workers=run.workers,
-            folder=folder / "uniform",
-            make_inputs=partial(build_search, run),
-        )
+        make, uniform_folder = partial(build_search, run), folder / "uniform"
+        with open_search(
+            net, proxy, settings, workers=run.workers, folder=uniform_folder, make_inputs=make
+        ) as state:
+            uniform = state.measure_vectors(vectors, state.fresh_seeds)
         lines.append(CostLossPoints("equal rates, at fresh seeds", uniform[:, 0], uniform[:, 1]))
-    points = load_trial_points(net, proxy, settings, folder)
+    with open_search(net, proxy, settings, folder=folder) as state:
+        points = state.repeat_trials()
     trials = CostLossPoints("tried", points[:, 0], points[:, 1])
     pareto_plot.draw_search_fronts(trials, lines).save(folder / "front.png")
     rate_vectors = pareto_plot.make_rate_vectors(folder.name, "", encode(table))

@@ -29,10 +29,9 @@ def distort_images(images: ImageDataset, distortion: Distortion, seed: int) -> I
     is_bytes = images.pixels.dtype == torch.uint8
     pixels = images.pixels.to(torch.float32)
     if images.shape[0] == 3:
-        pixels = _adjust_saturation(
-            _adjust_contrast(pixels * distortion.brightness, distortion.contrast),
-            distortion.saturation,
-        )
+        pixels = _adjust_contrast(pixels * distortion.brightness, distortion.contrast)
+        grey = _convert_to_grey(pixels)
+        pixels = grey + distortion.saturation * (pixels - grey)
     else:
         pixel_range = 255.0 if is_bytes else float(pixels.max() - pixels.min())
         normal = rng_stream(seed, "distortion").standard_normal(pixels.shape, dtype="float32")
@@ -46,11 +45,6 @@ def distort_images(images: ImageDataset, distortion: Distortion, seed: int) -> I
 def _adjust_contrast(pixels: Tensor, factor: float) -> Tensor:
     mean = _convert_to_grey(pixels).mean(dim=(1, 2, 3), keepdim=True)
     return mean + factor * (pixels - mean)
-
-
-def _adjust_saturation(pixels: Tensor, factor: float) -> Tensor:
-    grey = _convert_to_grey(pixels)
-    return grey + factor * (pixels - grey)
 
 
 def _convert_to_grey(pixels: Tensor) -> Tensor:  # (n, channel, h, w) -> (n, 1, h, w)

@@ -114,47 +114,15 @@ def iter_search(
     copying them would cost more.
     """
     settings = settings or SearchSettings()
-    with _open_search(net, proxy, settings, workers, folder, make_inputs) as run:
+    with open_search(
+        net, proxy, settings, workers=workers, folder=folder, make_inputs=make_inputs
+    ) as run:
         yield from run.measure_corners()
         front_vectors = yield from run.run_algorithm()
         table = yield from run.measure_table(front_vectors)
         if folder is not None:
             save_table(folder / TABLE_FILE, table, run.describe_provenance())
         yield run.make_progress("done", table)
-
-
-def measure_vectors(
-    net: nn.Module,
-    proxy: ImageDataset,
-    settings: SearchSettings,
-    vectors: FloatArray,
-    seeds: tuple[int, ...],
-    *,
-    workers: AnyWorkers | None = None,
-    folder: Path | None = None,
-    make_inputs: InputFactory | None = None,
-) -> FloatArray:
-    """Return the normalised cost and loss of each vector, measured at these seeds.
-
-    The corners are measured at the same seeds.
-    """
-    with _open_search(net, proxy, settings, workers, folder, make_inputs) as run:
-        run.seeds = seeds
-        request = request_same_seeds(round_rates(vectors), seeds)
-        for _ in chain(run.measure_corners(), run.train_missing(request, "fresh")):
-            pass
-        points = run.compute_points(request, run.normalise_losses(request))
-        return np.array(points).reshape(-1, 2)
-
-
-def load_trial_points(
-    net: nn.Module, proxy: ImageDataset, settings: SearchSettings, folder: Path
-) -> FloatArray:
-    """Return cost and loss of every vector that the search in a folder tried, in its order."""
-    with _open_search(net, proxy, settings, None, folder, None) as run:
-        for _ in chain(run.measure_corners(), run.run_algorithm()):
-            pass
-        return np.array(run.points).reshape(-1, 2)
 
 
 def copy_trials(source_folder: Path, folder: Path) -> None:
@@ -166,14 +134,16 @@ def copy_trials(source_folder: Path, folder: Path) -> None:
 
 
 @contextmanager
-def _open_search(
+def open_search(
     net: nn.Module,
     proxy: ImageDataset,
     settings: SearchSettings,
-    workers: AnyWorkers | None,
-    folder: Path | None,
-    make_inputs: InputFactory | None,
-) -> Iterator["_SearchState"]:
+    *,
+    workers: AnyWorkers | None = None,
+    folder: Path | None = None,
+    make_inputs: InputFactory | None = None,
+) -> Iterator["SearchState"]:
+    """Start the workers of a search and read its log; the arguments are those of `iter_search`."""
     workers = workers or InlineWorkers()
     setup: Callable[[], SearchContext] = partial(
         make_search_context, net, proxy, settings.objective
@@ -191,7 +161,7 @@ def _open_search(
         address = f"{context.digest} {digest(snapshot_params)}"
         log = TrialLog(blake2b(address.encode(), digest_size=16).hexdigest(), folder)
         with closing(log):
-            yield _SearchState(settings, context, snapshot_params, pool, log)
+            yield SearchState(settings, context, snapshot_params, pool, log)
 
 
 def _make_context(make_inputs: InputFactory, settings: SearchSettings) -> SearchContext:
@@ -215,8 +185,8 @@ def _load_or_train_snapshot(context: SearchContext, folder: Path | None) -> Para
 
 
 @dataclass
-class _SearchState:
-    """A running search."""
+class SearchState:
+    """A running search, or measurements with its settings."""
 
     settings: SearchSettings
     context: SearchContext
@@ -305,6 +275,21 @@ class _SearchState:
         rows = select_monotone(vectors, self.compute_costs(vectors), gains)
         rows = fill_gaps(rows, self.settings.rows, self.compute_costs)
         return build_table(self.context.net, rows, self.settings.profile)
+
+    def measure_vectors(self, vectors: FloatArray, seeds: tuple[int, ...]) -> FloatArray:
+        """Return the normalised cost and loss of each vector; measure the corners likewise."""
+        self.seeds = seeds
+        request = request_same_seeds(round_rates(vectors), seeds)
+        for _ in chain(self.measure_corners(), self.train_missing(request, "fresh")):
+            pass
+        points = self.compute_points(request, self.normalise_losses(request))
+        return np.array(points).reshape(-1, 2)
+
+    def repeat_trials(self) -> FloatArray:
+        """Return cost and loss of every vector that the search tried, in its order."""
+        for _ in chain(self.measure_corners(), self.run_algorithm()):
+            pass
+        return np.array(self.points).reshape(-1, 2)
 
     def train_missing(self, request: TrialRequest, stage: str) -> Iterator[SearchProgress]:
         """Run the trials of a request that are not in the log yet."""
