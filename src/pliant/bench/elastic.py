@@ -9,7 +9,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pliant.bench.timing import time_interleaved
+from pliant.bench.timing import run_in_process, time_interleaved
 from pliant.nn.elastic import Elastic, Rates, elastic
 from pliant.nn.models import INPUT_SHAPES, MODELS
 from pliant.nn.optimisers import Sgd
@@ -40,12 +39,16 @@ class ElasticTimes(Value, frozen=True):
     ratios: dict[str, float]
 
 
-def measure(name: str, seconds: float) -> ElasticTimes:
+def make_inputs(name: str, batch: int) -> tuple[nn.Module, Tensor]:
+    """Return a network and a mini-batch, always the same, for measurements on one thread."""
     torch.set_num_threads(1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = MODELS[name]()
-        x = torch.randn(BATCH, *INPUT_SHAPES[name])
+        return MODELS[name](), torch.randn(batch, *INPUT_SHAPES[name])
+
+
+def measure(name: str, seconds: float) -> ElasticTimes:
+    net, x = make_inputs(name, BATCH)
     elastic_net = elastic(net, x[:1])
     steps = _make_steps(net, elastic_net, x)
     times = time_interleaved(steps, seconds=seconds, clock=time.process_time)
@@ -172,21 +175,14 @@ def build_same_shape(net: nn.Module, elastic_net: Elastic, subnet: Subnet) -> nn
 
 def measure_peak_memory(name: str) -> dict[str, float]:
     """Return the peak memory in MB that a step adds, plain and elastic at .5."""
-    context = get_context("spawn")
-    peaks = {}
-    for kind in ("start", "plain", "elastic"):
-        parent, child = context.Pipe()
-        process = context.Process(target=_send_peak_memory, args=(name, kind, child))
-        process.start()
-        peaks[kind] = float(parent.recv())
-        process.join()
-    return {kind: peaks[kind] - peaks["start"] for kind in ("plain", "elastic")}
+    start, plain, half = (
+        run_in_process(_measure_peak_memory, name, kind) for kind in ("start", "plain", "elastic")
+    )
+    return {"plain": plain - start, "elastic": half - start}
 
 
-def _send_peak_memory(name: str, kind: str, connection: Any) -> None:
-    torch.set_num_threads(1)
-    net = MODELS[name]()
-    x = torch.randn(4 * BATCH, *INPUT_SHAPES[name])
+def _measure_peak_memory(name: str, kind: str) -> float:
+    net, x = make_inputs(name, 4 * BATCH)
     labels = torch.arange(len(x)) % 2
     elastic_net = elastic(net, x[:1])
     trainer = make_trainer(net, elastic_net)  # its buffers belong to the start
@@ -194,7 +190,7 @@ def _send_peak_memory(name: str, kind: str, connection: Any) -> None:
         make_plain_step(net, x, labels)()
     elif kind == "elastic":
         make_elastic_step(trainer, make_sampler(elastic_net, 0.5, "rounded"), x, labels)()
-    connection.send(_read_peak_memory())
+    return _read_peak_memory()
 
 
 def _read_peak_memory() -> float:

@@ -4,12 +4,9 @@ import gc
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -17,7 +14,7 @@ import torch
 from torch import nn
 
 from pliant.bench.bare import BATCH, LR, BareLoop
-from pliant.bench.timing import time_interleaved
+from pliant.bench.timing import run_in_process, time_interleaved
 from pliant.data import FederatedData, Iid, ImageDataset
 from pliant.data.federated import TrainTestData
 from pliant.devices import ChangingTrace, CostRows, Fleet, PerBatch
@@ -172,9 +169,9 @@ def measure_training(seconds: float = 20.0) -> Iterator[Measurement]:
 
 def measure_start_up() -> Iterator[Measurement]:
     """Time the first round in a process that has only imported pliant."""
-    inline = _run_in_process(_time_first_round, InlineWorkers())
+    inline = run_in_process(_time_first_round, InlineWorkers())
     yield Measurement("start-up after imports, inline", inline, "s", 3.0)
-    processes = _run_in_process(_time_first_round, ProcessWorkers())
+    processes = run_in_process(_time_first_round, ProcessWorkers())
     yield Measurement("start-up with worker processes, their imports too", processes, "s")
 
 
@@ -184,13 +181,13 @@ def measure_fleet_sizes(seconds: float = 4.0) -> Iterator[Measurement]:
     runs = {str(size): run_rounds(NoTraining(), make_tiny, size=size) for size in sizes}
     small, large = _time_rounds(runs, seconds).values()
     yield Measurement("1,000,000 / 1,000 devices, time", large / small, "", 1.1)
-    small, large = (_run_in_process(_measure_memory, size) for size in sizes)
+    small, large = (run_in_process(_measure_memory, size) for size in sizes)
     yield Measurement("1,000,000 / 1,000 devices, memory", large / small, "", 1.1)
 
 
 def measure_memory_growth() -> Iterator[Measurement]:
     """Measure the growth of memory over a thousand rounds of training."""
-    growth = _run_in_process(_measure_growth, 1000)
+    growth = run_in_process(_measure_growth, 1000)
     yield Measurement("memory at round 1,000 / round 50", growth, "", 1.05)
 
 
@@ -210,11 +207,6 @@ def _time_rounds(
     with ExitStack() as stack:
         steps = {kind: partial(next, stack.enter_context(closing(runs[kind]))) for kind in runs}
         return time_interleaved(steps, seconds=seconds)
-
-
-def _run_in_process(function: Callable[[Any], float], argument: object) -> float:
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(function, argument).result()
 
 
 def _time_first_round(workers: AnyWorkers) -> float:

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from pliant.analysis.style import ReportFigure, get_line_style, make_figure
-from pliant.bench.elastic import make_elastic_step, make_trainer
+from pliant.bench.elastic import make_elastic_step, make_inputs, make_trainer
 from pliant.bench.timing import time_interleaved
 from pliant.nn.elastic import Elastic, elastic
-from pliant.nn.models import INPUT_SHAPES, MODELS
 from pliant.nn.subnet import Subnet
 from pliant.rng import rng_stream
 from pliant.table_search.step_time import (
@@ -35,11 +34,7 @@ class StepTimeFit(Value, frozen=True):
 
 def measure(name: str, *, seconds: float, subnets: int, batch: int) -> StepTimeFit:
     """Time subnets, fit all of them, and estimate the error of a fit to half on the other half."""
-    torch.set_num_threads(1)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = MODELS[name]()
-        x = torch.randn(batch, *INPUT_SHAPES[name])
+    net, x = make_inputs(name, batch)
     labels = torch.arange(batch) % 2
     elastic_net = elastic(net, x[:1])
     samples = _sample_subnets(elastic_net, subnets)

@@ -1,9 +1,11 @@
-"""Time functions against one another, interleaved."""
+"""Time functions against one another, interleaved, or measure one in a process of its own."""
 
 import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 BURST_SECONDS = 0.05  # short functions repeat this long, with warm caches as in a loop
 
@@ -38,3 +40,9 @@ def _time_repeats(run: Callable[[], object], repeats: int, clock: Callable[[], f
     for _ in range(repeats):
         run()
     return clock() - start
+
+
+def run_in_process(function: Callable[..., float], *arguments: object) -> float:
+    """Return what a function returns in a new process."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
