@@ -25,8 +25,8 @@ class DataOverview:
     row_shares: tuple[float, ...] | None  # None if the method has no table
 
 
-def load_data_overview(run: RunFolder) -> DataOverview | str:
-    """Rebuild the data and the network of a run from its config, or return why that failed."""
+def load_data_overview(run: RunFolder) -> DataOverview | None:
+    """Rebuild the data and the network of a run from its config; None if that fails."""
     from pliant.data.partition import class_counts
     from pliant.engine.local_work import build_context
     from pliant.experiment.build import build_experiment
@@ -36,8 +36,8 @@ def load_data_overview(run: RunFolder) -> DataOverview | str:
     try:
         experiment = load_run_config(run.folder)
         net, data = build_experiment(experiment)
-    except (ValueError, LookupError, OSError) as error:
-        return str(error)
+    except (ValueError, LookupError, OSError):
+        return None
     counts = class_counts(data.shares, data.train.labels.numpy(), data.train.classes)
     rows = None
     if not isinstance(experiment.method, AnySplit):  # split devices always train their full part

@@ -119,9 +119,8 @@ def _average_exchange(runs: Sequence[Rounds]) -> tuple[float | None, float | Non
     parts = [record.exchange for run in runs for record in run if record.exchange is not None]
     if not parts:
         return None, None, None
-    forward = sum(part.forward for part in parts) / len(runs)
-    server = sum(part.server for part in parts) / len(runs)
-    nonzero = sum(part.nonzero for part in parts) / len(runs)
+    names = ("forward", "server", "nonzero")
+    forward, server, nonzero = (sum(getattr(p, n) for p in parts) / len(runs) for n in names)
     return forward / 1e9, (forward + server) / 1e9, nonzero / 1e6
 
 
@@ -136,30 +135,27 @@ def format_summary(
     rows: list[SummaryRow], target: float
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the header and the rows as text, without columns that are empty in all rows."""
-    texts = [_format_row(row) for row in rows]
-    header = (
-        "group", "seeds", "rounds", "accuracy", f"rounds to {target:.0%}", f"s to {target:.0%}",
-        "seconds", "GMACs", "MB", "joules", "used", "lost", "C3",
-    )  # fmt: skip
-    columns = [i for i in range(len(header)) if any(text[i] != MISSING for text in texts)]
-    return tuple(header[i] for i in columns), [tuple(text[i] for i in columns) for text in texts]
+    texts = [_format_row(row, target) for row in rows]
+    columns = [name for name in texts[0] if any(text[name] != MISSING for text in texts)]
+    return tuple(columns), [tuple(text[name] for name in columns) for text in texts]
 
 
-def _format_row(row: SummaryRow) -> tuple[str, ...]:
+def _format_row(row: SummaryRow, target: float) -> dict[str, str]:
     mean, std = row.accuracy or (None, 0.0)
     spread = f"{100 * mean:.2f} ± {100 * std:.2f} %" if mean is not None else MISSING
-    return (
-        row.label,
-        f"{row.seeds}",
-        f"{row.rounds:g}",
-        spread if row.seeds > 1 else format_percent(mean),
-        MISSING if row.rounds_to_target is None else f"{row.rounds_to_target:.1f}",
-        MISSING if row.seconds_to_target is None else f"{row.seconds_to_target:.1f}",
-        f"{row.seconds:.1f}",
-        f"{row.gigamacs:.1f}",
-        f"{row.megabytes:.1f}",
-        f"{row.joules:.3g}" if row.joules else MISSING,
-        format_percent(row.utilisation),
-        format_percent(row.lost_share),
-        f"{row.c3:.3f}" if row.accuracy else MISSING,
-    )
+    rounds, seconds = row.rounds_to_target, row.seconds_to_target
+    return {
+        "group": row.label,
+        "seeds": f"{row.seeds}",
+        "rounds": f"{row.rounds:g}",
+        "accuracy": spread if row.seeds > 1 else format_percent(mean),
+        f"rounds to {target:.0%}": MISSING if rounds is None else f"{rounds:.1f}",
+        f"s to {target:.0%}": MISSING if seconds is None else f"{seconds:.1f}",
+        "seconds": f"{row.seconds:.1f}",
+        "GMACs": f"{row.gigamacs:.1f}",
+        "MB": f"{row.megabytes:.1f}",
+        "joules": f"{row.joules:.3g}" if row.joules else MISSING,
+        "used": format_percent(row.utilisation),
+        "lost": format_percent(row.lost_share),
+        "C3": f"{row.c3:.3f}" if row.accuracy else MISSING,
+    }

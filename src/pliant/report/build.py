@@ -14,7 +14,7 @@ import msgspec
 
 from pliant.analysis import pareto_plot
 from pliant.analysis.curves import AXES, draw_learning_curves
-from pliant.analysis.data_overview import DataOverview, draw_class_counts, load_data_overview
+from pliant.analysis.data_overview import draw_class_counts, load_data_overview
 from pliant.analysis.runs import (
     COLUMNS,
     RunGroup,
@@ -82,25 +82,18 @@ def write_report(
         names = ", ".join(map(str, paths))
         raise ValueError(f"{names}: expected a finished round or a table, found neither")
     data = _ReportData(groups, finished, tables, target, start_step)
+    title = ", ".join(path.resolve().name for path in paths[:4]) + " …" * (len(paths) > 4)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
     try:
-        _write_files(data, temporary, _make_title(paths), command)
-        _move_files(temporary, out)
+        _write_files(data, temporary, title, command)
+        out.mkdir(parents=True, exist_ok=True)
+        # the page last, so that it never links to a missing file
+        for path in sorted(temporary.iterdir(), key=lambda path: path.name == PAGE_FILE):
+            os.replace(path, out / path.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return out / PAGE_FILE
-
-
-def _make_title(paths: Sequence[Path]) -> str:
-    return ", ".join(path.resolve().name for path in paths[:4]) + (" …" if len(paths) > 4 else "")
-
-
-def _move_files(folder: Path, out: Path) -> None:
-    """Move the files, the page last, so that it never links to a missing file."""
-    out.mkdir(parents=True, exist_ok=True)
-    for path in sorted(folder.iterdir(), key=lambda path: path.name == PAGE_FILE):
-        os.replace(path, out / path.name)
 
 
 def _write_files(data: _ReportData, folder: Path, title: str, command: str) -> None:
@@ -176,14 +169,11 @@ def _draw_timelines_and_classes(data: _ReportData) -> Iterator[ReportFigure | No
     for index, group in enumerate(data.finished[:MAX_TIMELINES]):
         data.start_step(f"rebuilding the data of {group.label}")
         overview = load_data_overview(group.first_run)
-        shares = overview.row_shares if isinstance(overview, DataOverview) else None
+        shares = overview.row_shares if overview else None
         tasks = load_task_timelines(group.first_run, 0, TIMELINE_ROUNDS)
         yield draw_timeline(str(index), group.label, tasks, shares)
-        if not isinstance(overview, DataOverview):
-            continue
-        counts = overview.class_counts.tobytes()
-        if counts not in drawn_counts:
-            drawn_counts.add(counts)
+        if overview and overview.class_counts.tobytes() not in drawn_counts:
+            drawn_counts.add(overview.class_counts.tobytes())
             label = "" if index == 0 else f": {group.label}"
             class_figures.append(draw_class_counts(str(index), label, overview))
     yield from class_figures[:MAX_CLASS_FIGURES]
