@@ -5,8 +5,7 @@ are drawn from that address, so that a step has the same result wherever the cli
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from msgspec import Struct
@@ -17,7 +16,10 @@ from pliant.nn.subnet import Subnet
 from pliant.params import Params
 from pliant.rng import rng_stream
 from pliant.split.part import ForwardPass, TrainablePart
-from pliant.split.payload import Message, Payload, encode_labels
+from pliant.split.payload import Message, encode_labels
+
+if TYPE_CHECKING:  # a session imports its clients
+    from pliant.split.session import Session
 
 LabelledBatch = tuple[Tensor, Tensor]
 LocalLoss = Callable[[Any, Tensor], Tensor]  # of the part's output and the labels
@@ -62,23 +64,17 @@ class SplitClient(Protocol):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
 
-@dataclass(eq=False)
-class LocalClient:
+class LocalClient(TrainablePart):
     """A client in this process, which computes only when a result is needed."""
 
-    number: int
-    part: TrainablePart
-    load_batch: Callable[[int, int, int], LabelledBatch]  # by client, round and step
-    seed: int
-    payload: Payload
-    classes: int
-    local_loss: LocalLoss | None
-    _request: BatchRequest | None = None
-    _forward_pass: tuple[ForwardPass, Tensor] | None = None
-
-    @property
-    def params(self) -> Params:
-        return self.part.params
+    def __init__(
+        self, number: int, session: "Session", params: Params, local_loss: LocalLoss | None
+    ) -> None:
+        super().__init__(session.device_net, params, session.local.optimiser)
+        self.number, self.local_loss = number, local_loss
+        self._session, self._payload = session, session.payload
+        self._request: BatchRequest | None = None
+        self._forward_pass: tuple[ForwardPass, Tensor] | None = None
 
     def request_batch(self, request: BatchRequest) -> None:
         self._request, self._forward_pass = request, None
@@ -86,8 +82,8 @@ class LocalClient:
     def forward(self) -> object:
         forward_pass, labels = self._run_forward()
         activation: Tensor = forward_pass.output[1]
-        body = self.payload.encode(activation)
-        return Message(tuple(activation.shape), body, encode_labels(labels, self.classes))
+        body, classes = self._payload.encode(activation), self._session.data.train.classes
+        return Message(tuple(activation.shape), body, encode_labels(labels, classes))
 
     def backward(self, gradient: bytes | None) -> None:
         forward_pass, labels = self._run_forward()
@@ -95,38 +91,26 @@ class LocalClient:
         loss = None if self.local_loss is None else self.local_loss(forward_pass.output, labels)
         if gradient is not None:
             activation: Tensor = forward_pass.output[1]
-            product = (activation * self.payload.decode(gradient, tuple(activation.shape))).sum()
+            product = (activation * self._payload.decode(gradient, tuple(activation.shape))).sum()
             loss = product if loss is None else loss + product
         if loss is not None:
             leaves = list(forward_pass.leaves.values())
             grads = torch.autograd.grad(loss, leaves, allow_unused=True)
-            self.part.apply_gradients(forward_pass, grads, self._request.lr)
+            self.apply_gradients(forward_pass, grads, self._request.lr)
         self._request = self._forward_pass = None
 
     def skip(self) -> None:
         self._run_forward()  # updates norm statistics
         self._request = self._forward_pass = None
 
-    def load_params(self, params: Mapping[str, Tensor]) -> None:
-        self.part.load_params(params)
-
-    def reset_optimiser(self) -> None:
-        self.part.reset_optimiser()
-
-    def state_dict(self) -> Params:
-        return self.part.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.part.load_state_dict(state)
-
     def _run_forward(self) -> tuple[ForwardPass, Tensor]:
         if self._forward_pass is None:
             request = self._request
             if request is None:
                 raise ValueError(f"client {self.number}: expected a requested batch, got none")
-            x, y = self.load_batch(self.number, request.round, request.step)
-            subnet = sample_subnet(self.part.net, request, self.seed, self.number)
-            self._forward_pass = self.part.run(subnet, x), y
+            x, y = self._session.load_batch(self.number, request.round, request.step)
+            subnet = sample_subnet(self.net, request, self._session.seed, self.number)
+            self._forward_pass = self.run(subnet, x), y
         return self._forward_pass
 
 

@@ -18,7 +18,6 @@ from pliant.params import Params, get_params, nbytes
 from pliant.split.base import SplitTraining
 from pliant.split.client import DryClient, LabelledBatch, LocalClient, LocalLoss, SplitClient
 from pliant.split.client_module import ClientModule, make_projection_head, reinitialise
-from pliant.split.part import TrainablePart
 from pliant.split.payload import Payload
 from pliant.split.server import ServerPart, SharedServer
 
@@ -135,16 +134,7 @@ class Session:
         self.has_local_loss = local_loss is not None
         client_class = DryClient if self.is_dry else LocalClient
         for number in range(len(self.data)) if self._only_client is None else [self._only_client]:
-            params = get_params(make_module(number))
-            client = client_class(
-                number,
-                TrainablePart(self.device_net, params, self.local.optimiser),
-                self.load_batch,
-                seed=self.seed,
-                payload=self.payload,
-                classes=self.data.train.classes,
-                local_loss=local_loss,
-            )
+            client = client_class(number, self, get_params(make_module(number)), local_loss)
             self.clients[number] = self._make_client(client) if self._make_client else client
 
     def make_server(self, params: Params | None = None) -> SharedServer:
