@@ -1,6 +1,8 @@
 """A bare PyTorch loop of FedAvg over worker processes, the baseline for the engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from multiprocessing import get_context
 from typing import Any
 
@@ -19,34 +21,31 @@ _images: list[Tensor]
 _labels: list[Tensor]
 
 
-class BareLoop:
-    """Worker processes that hold network and data and train one device per job."""
+@contextmanager
+def open_bare_loop(
+    make: Callable[[], tuple[nn.Module, FederatedData]], workers: int, per_round: int
+) -> Iterator[Callable[[bool], None]]:
+    """Start workers that hold network and data; yield a function that runs a round.
 
-    def __init__(self, make: Callable[[], tuple[nn.Module, FederatedData]], workers: int) -> None:
-        self._pool = get_context("spawn").Pool(workers, _init_worker, (make,))
-        net, data = make()
-        self._weights: Weights = {name: p.numpy() for name, p in net.state_dict().items()}
-        self._num_devices = len(data)
-        self._round = 0
+    A round trains some devices, one per job, in channels-last format or not, and averages them.
+    """
+    net, data = make()
+    weights: Weights = {name: p.numpy() for name, p in net.state_dict().items()}
+    round_numbers = count(1)
 
-    def run_round(self, per_round: int, *, channels_last: bool) -> None:
-        """Train some devices and average their weights."""
-        self._round += 1
-        rng = np.random.default_rng(self._round)
-        devices = rng.choice(self._num_devices, per_round, replace=False)
-        jobs = [(self._weights, int(device), self._round, channels_last) for device in devices]
+    def run_round(channels_last: bool) -> None:
+        nonlocal weights
+        number = next(round_numbers)
+        devices = np.random.default_rng(number).choice(len(data), per_round, replace=False)
+        jobs = [(weights, int(device), number, channels_last) for device in devices]
         total: Weights = {}
-        for weights in self._pool.imap_unordered(_train, jobs):
-            for name, array in weights.items():
+        for trained in pool.imap_unordered(_train, jobs):
+            for name, array in trained.items():
                 total[name] = total[name] + array if name in total else array
-        self._weights = {name: array / per_round for name, array in total.items()}
+        weights = {name: array / per_round for name, array in total.items()}
 
-    def __enter__(self) -> "BareLoop":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._pool.terminate()
-        self._pool.join()
+    with get_context("spawn").Pool(workers, _init_worker, (make,)) as pool:
+        yield run_round
 
 
 def _init_worker(make: Callable[[], tuple[nn.Module, FederatedData]]) -> None:

@@ -5,6 +5,7 @@ The lower limit is the same step on a plain network built with exactly the kept 
 
 import copy
 import itertools
+import platform
 import resource
 import sys
 import time
@@ -37,6 +38,19 @@ class ElasticTimes(Value, frozen=True):
     macs: float
     milliseconds: dict[str, float]
     ratios: dict[str, float]
+
+    def format_table(self, peaks: dict[str, float]) -> str:
+        """Return the times, the ratios and the peaks of memory, if they were measured, as text."""
+        rows = [f"{self.network}: {self.macs / 1e6:.2f} M MACs, batch 32, {platform.processor()}"]
+        rows += [f"  {name:44} {value:9.2f} ms" for name, value in self.milliseconds.items()]
+        rows += [f"  {name:44} {value:9.3f}" for name, value in self.ratios.items()]
+        if peaks:
+            ratio = peaks["elastic"] / peaks["plain"]
+            rows.append(
+                f"  {'peak memory at .5 / plain, batch 128':44} {ratio:9.3f}"
+                f"  ({peaks['elastic']:.0f} of {peaks['plain']:.0f} MB)"
+            )
+        return "\n".join(rows)
 
 
 def make_inputs(name: str, batch: int) -> tuple[nn.Module, Tensor]:

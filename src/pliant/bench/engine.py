@@ -13,7 +13,7 @@ import psutil
 import torch
 from torch import nn
 
-from pliant.bench.bare import BATCH, LR, BareLoop
+from pliant.bench.bare import BATCH, LR, open_bare_loop
 from pliant.bench.timing import run_in_process, time_interleaved
 from pliant.data import FederatedData, Iid, ImageDataset
 from pliant.data.federated import TrainTestData
@@ -151,12 +151,12 @@ def measure_training(seconds: float = 20.0) -> Iterator[Measurement]:
     count = count_cores()
     method = FedAvg(LocalTraining(Sgd(lr=LR), BATCH))
     records = run_rounds(method, make_cifar_like, workers=ProcessWorkers(count))
-    with BareLoop(make_cifar_like, count) as bare, closing(records):
+    with open_bare_loop(make_cifar_like, count, PER_ROUND) as run_bare, closing(records):
         times = time_interleaved(
             {
                 "engine": partial(next, records),
-                "bare": partial(bare.run_round, PER_ROUND, channels_last=False),
-                "bare, last": partial(bare.run_round, PER_ROUND, channels_last=True),
+                "bare": partial(run_bare, False),
+                "bare, last": partial(run_bare, True),
             },
             seconds=seconds,
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+MIN_REPEATS = 5
 BURST_SECONDS = 0.05  # short functions repeat this long, with warm caches as in a loop
 
 
@@ -14,7 +15,6 @@ def time_interleaved(
     functions: Mapping[str, Callable[[], object]],
     *,
     seconds: float,
-    min_repeats: int = 5,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Return the median seconds of each function, run in turn for `seconds`.
@@ -29,7 +29,7 @@ def time_interleaved(
     }
     times: dict[str, list[float]] = {name: [] for name in functions}
     start = time.perf_counter()
-    while time.perf_counter() - start < seconds or len(next(iter(times.values()))) < min_repeats:
+    while time.perf_counter() - start < seconds or len(next(iter(times.values()))) < MIN_REPEATS:
         for name, run in functions.items():
             times[name].append(_time_repeats(run, repeats[name], clock) / repeats[name])
     return {name: statistics.median(values) for name, values in times.items()}

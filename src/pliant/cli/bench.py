@@ -1,13 +1,8 @@
 """`pliant bench`: measure pliant on this machine."""
 
-import platform
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cyclopts import App
-
-if TYPE_CHECKING:
-    from pliant.bench.elastic import ElasticTimes
 
 app = App(
     name="bench", help="Measure pliant on this machine.\n\nExample: pliant bench elastic resnet20"
@@ -41,7 +36,7 @@ def elastic(*networks: str, seconds: float = 20.0, memory: bool = True, json: bo
         if json:
             print_json(encode(times) | {"peak_megabytes": peaks})
         else:
-            print_line(_format_table(times, peaks))
+            print_line(times.format_table(peaks))
 
 
 @app.command
@@ -117,16 +112,3 @@ def profile(
         f"{1e9 * model.per_mac:.4f} ns/MAC + {1e9 * model.per_byte:.3f} ns/byte; "
         f"held-out median error {model.error:.1%}"
     )
-
-
-def _format_table(result: "ElasticTimes", peaks: dict[str, float]) -> str:
-    rows = [f"{result.network}: {result.macs / 1e6:.2f} M MACs, batch 32, {platform.processor()}"]
-    rows += [f"  {name:44} {value:9.2f} ms" for name, value in result.milliseconds.items()]
-    rows += [f"  {name:44} {value:9.3f}" for name, value in result.ratios.items()]
-    if peaks:
-        ratio = peaks["elastic"] / peaks["plain"]
-        rows.append(
-            f"  {'peak memory at .5 / plain, batch 128':44} {ratio:9.3f}"
-            f"  ({peaks['elastic']:.0f} of {peaks['plain']:.0f} MB)"
-        )
-    return "\n".join(rows)
