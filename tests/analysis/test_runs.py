@@ -13,7 +13,7 @@ from pliant.analysis.runs import (
     load_runs,
     select_finished,
 )
-from pliant.analysis.timeline import load_task_timelines
+from pliant.analysis.timeline import load_tasks
 
 
 def test_runs_that_differ_only_in_the_seed_are_one_group(tmp_path):
@@ -117,11 +117,11 @@ def test_a_folder_may_have_any_name(tmp_path, name):
 
 def test_mini_batches_have_times_since_the_start_of_the_run(tmp_path):
     folder = write_run(tmp_path / "run", [0.1, 0.2, 0.3], late={(1, 7)})
-    tasks = load_task_timelines(load_run(folder), 1, 1)
+    tasks = load_tasks(load_run(folder), 1, 1)
     assert [(task.round, task.device, task.outcome) for task in tasks] == [
         (1, 4, "finished"),
         (1, 7, "late"),
     ]
-    assert tasks[0].spans == ((1.0, 1.4), (1.4, 1.8))
-    assert tasks[1].spans == ((1.0, 1.4), (1.4, 1.8))  # cut off when the device stopped
-    assert tasks[1].rows == (1, 0)
+    assert (tasks[0].starts, tasks[0].ends) == ([1.0, 1.4], [1.4, 1.8])
+    assert tasks[1].ends == [1.4, 1.8]  # cut off when the device stopped
+    assert tasks[1].rows == [1, 0]

@@ -5,9 +5,7 @@ import re
 import xml.etree.ElementTree
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 from tests.analysis.runs_on_disk import write_run
 
 from pliant.analysis.curves import draw_learning_curves
@@ -15,6 +13,8 @@ from pliant.analysis.pareto_plot import load_rate_vectors
 from pliant.analysis.runs import group_runs, load_runs, select_finished
 from pliant.analysis.style import format_csv
 from pliant.cli import main
+from pliant.nn.pareto_table import ParetoTable
+from pliant.nn.table_file import save_table
 from pliant.report.build import write_report
 
 
@@ -25,10 +25,8 @@ def folder(tmp_path_factory):
         write_run(runs / f"method=a,seed={seed}", [0.2, 0.4], late={(0, 7)}, seed=seed)
     write_run(runs / "method=<b>", [0.3, 0.6], method={"type": "<script>"})
     search = runs / "search"
-    search.mkdir()
-    table = {"rates": np.array([[0.5, 0.25], [0.0, 0.0]], np.float32)}
-    table |= {"shares": np.array([0.3, 1.0]), "gains": np.array([0.1, 0.2])}
-    save_file(table, search / "table.safetensors")
+    table = ParetoTable("net", ((0.5, 0.25), (0.0, 0.0)), (0.3, 1.0), (0.1, 0.2))
+    save_table(search / "table.safetensors", table)
     return runs
 
 

@@ -9,7 +9,9 @@ import numpy as np
 
 from pliant.analysis.runs import Floats, RunGroup
 from pliant.analysis.style import ReportFigure, draw_heat_map, get_line_style, make_figure
+from pliant.nn.table_file import load_table
 from pliant.table_search.pareto import find_pareto_front
+from pliant.value import encode
 
 TABLE_FILE = "table.safetensors"
 MAX_TICKED_SITES = 60  # beyond that, matplotlib chooses the ticks
@@ -27,7 +29,7 @@ class RateVectors:
 
 
 def make_rate_vectors(label: str, slug: str, table: Mapping[str, Any]) -> RateVectors:
-    """Take the columns of a table from plain data or tensors."""
+    """Take the columns of a table from plain data."""
     columns = (table["rates"], table["shares"], table.get("gains", ()))
     return RateVectors(label, slug, *(np.asarray(column, np.float64) for column in columns))
 
@@ -35,7 +37,10 @@ def make_rate_vectors(label: str, slug: str, table: Mapping[str, Any]) -> RateVe
 def load_rate_vectors(paths: Sequence[Path], groups: Sequence[RunGroup]) -> list[RateVectors]:
     """Read the tables below these paths and in the configs of runs, each once."""
     files = sorted({file for path in paths if path.is_dir() for file in path.rglob(TABLE_FILE)})
-    tables = [_load_from_file(path, str(index)) for index, path in enumerate(files)]
+    tables = [
+        make_rate_vectors(path.parent.name, str(index), encode(load_table(path)))
+        for index, path in enumerate(files)
+    ]
     for group in groups:
         config = group.first_run.config.get("method", {}).get("table")
         if isinstance(config, dict) and config.get("rates"):
@@ -45,16 +50,6 @@ def load_rate_vectors(paths: Sequence[Path], groups: Sequence[RunGroup]) -> list
         if not any(np.array_equal(table.rates, other.rates) for other in unique):
             unique.append(table)
     return unique
-
-
-def _load_from_file(path: Path, slug: str) -> RateVectors:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        return make_rate_vectors(path.parent.name, slug, load_file(path))
-    except (SafetensorError, KeyError) as error:
-        raise ValueError(f"{path}: expected a pliant table ({error})") from None
 
 
 def draw_pareto_front(tables: Sequence[RateVectors]) -> ReportFigure | None:

@@ -110,17 +110,13 @@ def load_runs(paths: Sequence[Path]) -> list[RunFolder]:
         if not path.is_dir():
             raise FileNotFoundError(f"{path}: expected the folder of a run or of runs")
         folders |= dict.fromkeys(run_dir.find_run_dirs(path.resolve()))
-    started = [folder for folder in folders if _has_records(folder)]
+    records = {folder: folder / EVENTS for folder in folders}
+    started = [folder for folder, path in records.items() if path.is_file() and path.stat().st_size]
     if not started:
         return []
     base = started[0].parent if len(started) == 1 else Path(os.path.commonpath(started))
     names = [str(folder.relative_to(base)) for folder in started]
     return [_load_run(folder, name) for folder, name in zip(started, names, strict=True)]
-
-
-def _has_records(folder: Path) -> bool:
-    path = folder / EVENTS
-    return path.is_file() and path.stat().st_size > 0
 
 
 def _load_run(folder: Path, name: str) -> RunFolder:
@@ -158,12 +154,11 @@ def group_comparable(groups: list[RunGroup]) -> dict[str, list[RunGroup]]:
     by_kind: dict[str, list[RunGroup]] = {}
     for group in groups:
         by_kind.setdefault(group.kind, []).append(group)
-    data = [{_encode_data_config(group) for group in members} for members in by_kind.values()]
+    data = [
+        {msgspec.json.encode(g.first_run.config.get("data"), order="sorted") for g in members}
+        for members in by_kind.values()
+    ]
     return {"": groups} if len(data) < 2 or set.intersection(*data) else by_kind
-
-
-def _encode_data_config(group: RunGroup) -> bytes:
-    return msgspec.json.encode(group.first_run.config.get("data"), order="sorted")
 
 
 def _shorten_names(names: list[str]) -> list[str]:

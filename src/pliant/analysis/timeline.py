@@ -1,10 +1,9 @@
 """Draw the timeline of devices: when each mini-batch ran, and which tasks were lost."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from pliant.analysis.records import read_tasks
+from pliant.analysis.records import TaskFields, read_tasks
 from pliant.analysis.runs import RunFolder
 from pliant.analysis.style import ReportFigure, make_figure
 from pliant.extras import require
@@ -14,37 +13,21 @@ Shares = Sequence[float]  # cost of each table row, relative to the full network
 LOST_OUTCOMES = ("late", "dropped", "rejected", "surplus", "void")
 
 
-@dataclass(frozen=True)
-class TaskTimeline:
-    """When the mini-batches of one device ran in one round, in seconds since the run's start."""
-
-    round: int
-    device: int
-    outcome: str
-    spans: tuple[tuple[float, float], ...]  # the deadline may have cut off the last one
-    rows: tuple[int, ...]
-
-
-def load_task_timelines(run: RunFolder, first_round: int, round_count: int) -> list[TaskTimeline]:
-    """Read when each mini-batch of some rounds ran."""
+def load_tasks(run: RunFolder, first_round: int, round_count: int) -> list[TaskFields]:
+    """Read the tasks of some rounds, with times since the run's start and an end for each start."""
     round_ends = {record.round: record.seconds for record in run.rounds}
-    timelines = []
+    tasks = []
     for task in read_tasks(run.folder, first_round + round_count - 1):
-        if task.round < first_round or task.round not in round_ends or not task.starts:
-            continue
-        start = round_ends.get(task.round - 1, 0.0)
-        ends = task.complete_ends(round_ends[task.round] - start)
-        spans = tuple(
-            (start + low, start + high) for low, high in zip(task.starts, ends, strict=True)
-        )
-        timelines.append(
-            TaskTimeline(task.round, task.device, task.outcome, spans, tuple(task.rows))
-        )
-    return sorted(timelines, key=lambda timeline: (timeline.round, timeline.device))
+        if task.round >= first_round and task.round in round_ends and task.starts:
+            start = round_ends.get(task.round - 1, 0.0)
+            task.ends = [start + end for end in task.complete_ends(round_ends[task.round] - start)]
+            task.starts = [start + time for time in task.starts]
+            tasks.append(task)
+    return sorted(tasks, key=lambda task: (task.round, task.device))
 
 
 def draw_timeline(
-    slug: str, label: str, tasks: list[TaskTimeline], shares: Shares | None
+    slug: str, label: str, tasks: list[TaskFields], shares: Shares | None
 ) -> ReportFigure | None:
     """Draw some rounds of one run; without `shares` of cost, bars are shaded by table row."""
     all_devices = sorted({task.device for task in tasks})
@@ -61,7 +44,7 @@ def draw_timeline(
             _draw_task(axes, task, lanes[task.device], shares, scale_max, colours)
     rounds = sorted({task.round for task in tasks})
     for number in rounds:
-        start = min(task.spans[0][0] for task in tasks if task.round == number)
+        start = min(task.starts[0] for task in tasks if task.round == number)
         axes.axvline(start, color="#1d2733", linewidth=0.9, linestyle=(0, (4, 3)))
         axes.text(start, -0.75, f" round {number + 1}", fontsize=8, va="bottom")
     axes.set_yticks(range(len(devices)), [str(device) for device in devices], fontsize=8)
@@ -83,17 +66,17 @@ def draw_timeline(
     )
 
 
-def _get_outcome_kind(task: TaskTimeline) -> str:
+def _get_outcome_kind(task: TaskFields) -> str:
     return task.outcome.partition(":")[0]
 
 
-def _describe_tasks(tasks: list[TaskTimeline]) -> str:
+def _describe_tasks(tasks: list[TaskFields]) -> str:
     texts = [f"device {t.device} {_get_outcome_kind(t)} in round {t.round + 1}" for t in tasks[:20]]
     more = f" and {len(tasks) - 20} more" if len(tasks) > 20 else ""
     return ", ".join(texts) + more if texts else "none"
 
 
-def _get_cost_share(task: TaskTimeline, step: int, shares: Shares | None) -> float | None:
+def _get_cost_share(task: TaskFields, step: int, shares: Shares | None) -> float | None:
     """Return a mini-batch's share of the full network's cost; None if it is not known."""
     if shares is None or step >= len(task.rows):
         return None
@@ -102,10 +85,10 @@ def _get_cost_share(task: TaskTimeline, step: int, shares: Shares | None) -> flo
 
 
 def _draw_task(
-    axes: Any, task: TaskTimeline, y: int, shares: Shares | None, scale_max: float, colours: Any
+    axes: Any, task: TaskFields, y: int, shares: Shares | None, scale_max: float, colours: Any
 ) -> None:
     levels = []
-    for step in range(len(task.spans)):
+    for step in range(len(task.starts)):
         share = _get_cost_share(task, step, shares)
         if share is None:
             share = (task.rows[step] + 1) / scale_max if step < len(task.rows) else 1.0
@@ -113,7 +96,7 @@ def _draw_task(
     kind = _get_outcome_kind(task)
     is_lost = kind in LOST_OUTCOMES
     axes.broken_barh(
-        [(start, end - start) for start, end in task.spans],
+        [(start, end - start) for start, end in zip(task.starts, task.ends, strict=True)],
         (y - 0.38, 0.76),
         facecolors=[colours(0.05 + 0.8 * level) for level in levels],
         edgecolor="white" if not is_lost else "#b00020",
@@ -122,7 +105,7 @@ def _draw_task(
     )
     if kind != "finished":
         axes.text(
-            task.spans[-1][1], y, f"{kind} ", fontsize=6.5, va="center", ha="right",
+            task.ends[-1], y, f"{kind} ", fontsize=6.5, va="center", ha="right",
             color="#1d2733",
             bbox={"boxstyle": "round,pad=0.12", "facecolor": "white", "linewidth": 0},
         )  # fmt: skip
@@ -139,9 +122,9 @@ def _draw_colour_bar(
     bar.set_label("cost, share of the full network" if has_shares else "row of the table")
 
 
-def _make_rows(task: TaskTimeline, shares: Shares | None) -> list[tuple[object, ...]]:
+def _make_rows(task: TaskFields, shares: Shares | None) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    for step, (start, end) in enumerate(task.spans):
+    for step, (start, end) in enumerate(zip(task.starts, task.ends, strict=True)):
         row = task.rows[step] if step < len(task.rows) else ""
         share = _get_cost_share(task, step, shares)
         cost: object = "" if share is None else round(share, 4)

@@ -114,16 +114,16 @@ def _draw_bubble(axes: Any, point: TradeoffPoint, area: float, unit: float) -> N
             x, y, xerr=point.traffic[1] / unit, yerr=point.accuracy[1], fmt="none",
             ecolor=PALE_COLOUR, elinewidth=0.9, capsize=2.5, zorder=2,
         )  # fmt: skip
-    axes.scatter([x], [y], **_get_bubble_style(point, area))
+    axes.scatter([x], [y], **_get_bubble_style(point.is_split, point.is_pareto_optimal, area))
     axes.scatter([x], [y], s=4, color=TEXT_COLOUR, zorder=4)  # visible even if the bubble is tiny
 
 
-def _get_bubble_style(point: TradeoffPoint, area: float) -> dict[str, Any]:
+def _get_bubble_style(is_split: bool, is_optimal: bool, area: float) -> dict[str, Any]:
     """Return the style of a bubble: filled if Pareto-optimal, square if federated."""
     # matplotlib expects the area of the box around a marker
-    box = area if not point.is_split else area * 4 / np.pi
-    style = {"marker": "o" if point.is_split else "s", "s": box, "zorder": 3}
-    if point.is_pareto_optimal:
+    box = area * 4 / np.pi if is_split else area
+    style = {"marker": "o" if is_split else "s", "s": box, "zorder": 3}
+    if is_optimal:
         filled = {"facecolor": FILL_COLOUR, "edgecolor": EDGE_COLOUR, "linewidth": 1.8}
         return style | filled | {"alpha": 0.85}
     hollow = {"facecolor": "none", "edgecolor": PALE_COLOUR, "linewidth": 1.1}
@@ -146,12 +146,10 @@ def _format_axes(axes: Any, points: list[TradeoffPoint], unit: str) -> None:
 def _draw_legend(
     axes: Any, points: list[TradeoffPoint], get_area: Callable[[float], float], max_macs: float
 ) -> None:
-    zero = (0.0, 0.0)
     kinds = sorted({point.is_split for point in points})
 
     def make_handle(is_split: bool, is_optimal: bool, size: float, label: str) -> Any:
-        point = TradeoffPoint(label, is_split, zero, zero, zero, 1, is_optimal)
-        return axes.scatter([], [], label=label, **_get_bubble_style(point, size))
+        return axes.scatter([], [], label=label, **_get_bubble_style(is_split, is_optimal, size))
 
     is_split = kinds[-1]
     handles = [

@@ -26,7 +26,7 @@ from pliant.analysis.runs import (
 )
 from pliant.analysis.style import MISSING, ReportFigure, format_csv
 from pliant.analysis.summary import format_summary, summarise_groups
-from pliant.analysis.timeline import draw_timeline, load_task_timelines
+from pliant.analysis.timeline import draw_timeline, load_tasks
 from pliant.analysis.tradeoff import draw_tradeoff
 from pliant.analysis.utilisation import draw_utilisation
 from pliant.report.page import Section, make_figure_section, make_section, render_page, render_table
@@ -170,7 +170,7 @@ def _draw_timelines_and_classes(data: _ReportData) -> Iterator[ReportFigure | No
         data.start_step(f"rebuilding the data of {group.label}")
         overview = load_data_overview(group.first_run)
         shares = overview.row_shares if overview else None
-        tasks = load_task_timelines(group.first_run, 0, TIMELINE_ROUNDS)
+        tasks = load_tasks(group.first_run, 0, TIMELINE_ROUNDS)
         yield draw_timeline(str(index), group.label, tasks, shares)
         if overview and overview.class_counts.tobytes() not in drawn_counts:
             drawn_counts.add(overview.class_counts.tobytes())
