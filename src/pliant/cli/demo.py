@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 import pliant as pl
 
@@ -197,8 +197,5 @@ def _describe_trade_off(basic: "SummaryRow", ada: "SummaryRow") -> str:
     )
 
 
-def _make_table(*names: str) -> Table:
-    table = Table(*names, box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table
+def _make_table(first: str, *others: str) -> Table:
+    return Table(first, *(Column(name, justify="right") for name in others), box=None)

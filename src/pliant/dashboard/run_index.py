@@ -162,18 +162,12 @@ def _add_progress(summary: RunSummary, path: Path, size: int, modified_ns: int) 
         lines = read_range(path, max(0, size - TAIL_BYTES), size).splitlines(keepends=True)
     except OSError:
         return summary
-    last, accuracy = None, None
-    for line in reversed(lines):
-        record = decode_round(line)
-        if record is None:
-            continue
-        last = last or record
-        accuracy = record.accuracy
-        if accuracy is not None:
-            break
+    rounds = [record for record in map(decode_round, reversed(lines)) if record is not None]
     summary = msgspec.structs.replace(summary, changed=modified_ns / 1e9)
-    if last is None:
+    if not rounds:
         return summary
+    last = rounds[0]
+    accuracy = next((record.accuracy for record in rounds if record.accuracy is not None), None)
     return msgspec.structs.replace(
         summary, done=last.round + 1, seconds=last.seconds, accuracy=accuracy
     )

@@ -29,10 +29,10 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
     config = experiment.data
     if config.name in MIXTURES:
         data = _build_mixture(config, experiment.seed)
-        return build_network(experiment.network, data, experiment.seed), data
-    experiment.fleet.device(0).work(0.0, 1.0)  # fail now if a recording cannot be read
-    devices = config.devices or experiment.fleet.size
-    data = _partition_data(config, config.partition, devices, experiment.seed)
+    else:
+        experiment.fleet.device(0).work(0.0, 1.0)  # fail now if a recording cannot be read
+        devices = config.devices or experiment.fleet.size
+        data = _partition_data(config, config.partition, devices, experiment.seed)
     return build_network(experiment.network, data, experiment.seed), data
 
 

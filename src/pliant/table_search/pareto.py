@@ -5,7 +5,6 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-REFERENCE = (1.0, 1.0)  # cost of the full network, loss at the highest rates
 
 
 def find_pareto_front(costs: FloatArray, losses: FloatArray) -> IntArray:
@@ -29,21 +28,21 @@ def find_undominated(costs: FloatArray) -> list[bool]:
     return [not ((costs <= row).all(axis=1) & (costs < row).any(axis=1)).any() for row in costs]
 
 
-def hypervolume(
-    costs: FloatArray, losses: FloatArray, reference: tuple[float, float] = REFERENCE
-) -> float:
-    """Return the area between a front and a reference point that the front should dominate.
+def hypervolume(costs: FloatArray, losses: FloatArray) -> float:
+    """Return the area between a front and the point (1, 1), which it should dominate.
+
+    At this point a vector costs as much as the full network and loses as the highest rates do.
 
     >>> import numpy as np
     >>> from pliant.table_search.pareto import hypervolume
     >>> hypervolume(np.array([0.0, 0.5]), np.array([0.5, 0.25]))
     0.625
     """
-    inside = (costs < reference[0]) & (losses < reference[1])
+    inside = (costs < 1.0) & (losses < 1.0)
     costs, losses = costs[inside], losses[inside]
     front = find_pareto_front(costs, losses)
-    rights = np.append(costs[front][1:], reference[0])
-    return float(((rights - costs[front]) * (reference[1] - losses[front])).sum())
+    rights = np.append(costs[front][1:], 1.0)
+    return float(((rights - costs[front]) * (1.0 - losses[front])).sum())
 
 
 def average_over_budgets(costs: FloatArray, losses: FloatArray) -> float:

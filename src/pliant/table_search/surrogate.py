@@ -49,7 +49,10 @@ def probe_quadratic(cost: Callable[[FloatArray], FloatArray], sites: int) -> Qua
 
 def fit_quadratic(points: FloatArray, losses: FloatArray, fold_order: FloatArray) -> Quadratic:
     """Fit a form to losses; cross-validation chooses how strongly it shrinks to equal sites."""
-    features, equal = _make_features(points), _make_equal_coefficients(points.shape[1])
+    sites = points.shape[1]
+    features = np.column_stack([points, points**2, points.mean(axis=1) ** 2])
+    # at equal rates u the loss is u/3 + u²/3 + u²/3, which is 1 at the highest rates
+    equal = np.concatenate([np.full(2 * sites, 1 / (3 * sites)), [1 / 3]])
     fold_index = np.argsort(np.argsort(fold_order)) % FOLDS
     errors = []
     for strength in RIDGE_STRENGTHS:
@@ -60,18 +63,8 @@ def fit_quadratic(points: FloatArray, losses: FloatArray, fold_order: FloatArray
             error += float(np.square(features[~train] @ fitted - losses[~train]).sum())
         errors.append(error)
     fitted = _solve_ridge(features, losses, equal, RIDGE_STRENGTHS[int(np.argmin(errors))])
-    sites = points.shape[1]
     square = np.diag(fitted[sites : 2 * sites]) + fitted[-1] / sites**2
     return Quadratic(fitted[:sites], square)
-
-
-def _make_features(points: FloatArray) -> FloatArray:
-    return np.column_stack([points, points**2, points.mean(axis=1) ** 2])
-
-
-def _make_equal_coefficients(sites: int) -> FloatArray:
-    # at equal rates u the loss is u/3 + u²/3 + u²/3, which is 1 at the highest rates
-    return np.concatenate([np.full(2 * sites, 1 / (3 * sites)), [1 / 3]])
 
 
 def _solve_ridge(
