@@ -52,28 +52,14 @@ def run_experiment(
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[RoundRecord]:
     """Run an experiment in the engine that its method needs, and yield its rounds."""
+    start: Callable[..., Iterator[RoundRecord]]
     if isinstance(experiment.method, AnySplit):
-        return simulate_split(
-            experiment.method,
-            net,
-            data,
-            experiment.fleet,
-            settings=experiment.settings,
-            server_speed=experiment.server_speed,
-            folder=folder,
-            is_stopped=is_stopped,
-        )
-    return simulate(
-        experiment.federated_method,
-        net,
-        data,
-        experiment.fleet,
-        settings=experiment.settings,
-        workers=workers,
-        folder=folder,
-        make_inputs=partial(build_experiment, experiment),
-        is_stopped=is_stopped,
-    )
+        start = partial(simulate_split, experiment.method, server_speed=experiment.server_speed)
+    else:
+        make = partial(build_experiment, experiment)
+        start = partial(simulate, experiment.federated_method, workers=workers, make_inputs=make)
+    settings, fleet = experiment.settings, experiment.fleet
+    return start(net, data, fleet, settings=settings, folder=folder, is_stopped=is_stopped)
 
 
 def build_search(run: SearchRun) -> tuple[nn.Module, ImageDataset]:

@@ -111,9 +111,8 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 def load_search(path: Path, overrides: Sequence[str] = ()) -> SearchRun:
     """Read the part of a TOML file that describes a search."""
     raw = read_toml(path, overrides)
-    others = {field.name for field in msgspec.structs.fields(Experiment)} | {"matrix"}
-    known = {field.name for field in msgspec.structs.fields(SearchRun)}
-    search_keys = {key: raw[key] for key in raw if key not in others - known}
+    others = {*Experiment.__struct_fields__, "matrix"} - {*SearchRun.__struct_fields__}
+    search_keys = {key: raw[key] for key in raw if key not in others}
     return _decode_file(path, search_keys, SearchRun)
 
 

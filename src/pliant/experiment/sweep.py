@@ -136,16 +136,15 @@ def _skip_setup() -> None:
     return None
 
 
-def _run_one(folder: Path, context: None, shared: Params, run: SweepRun) -> int:
+def _run_one(folder: Path, context: None, shared: Params, run: SweepRun) -> None:
     experiment = run.experiment
     net, data = build_experiment(experiment)
     rounds = run_experiment(
         experiment, net, data, workers=InlineWorkers(), folder=folder / run.name
     )
-    count = sum(1 for _ in rounds)
+    deque(rounds, maxlen=0)  # runs to the end
     del net, data, rounds
     gc.collect()  # a traced network has reference cycles, which would keep its tensors alive
-    return count
 
 
 def is_finished(folder: Path) -> bool:
