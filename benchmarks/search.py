@@ -3,7 +3,7 @@
     python benchmarks/search.py experiments/search/digits.toml --out runs/search_bench/digits
 
 Every search has its own folder and resumes from it, so the command can be killed and repeated. The
-hypervolume and the mean over budgets (see `pliant.table_search.pareto`) are printed with their
+hypervolume and the mean over budgets (see `average_over_budgets`) are printed with their
 spread over the seeds of the searches, and the number of short trainings. `judged.csv` has the
 normalised cost and loss of every row.
 """
@@ -23,7 +23,7 @@ from pliant.experiment.config import SearchRun, load_search
 from pliant.nn.pareto_table import ParetoTable
 from pliant.rng import derive_seed
 from pliant.table_search import Nsga2, RandomSearch, SearchSettings, SurrogateSearch, UniformRates
-from pliant.table_search.pareto import average_over_budgets, hypervolume
+from pliant.table_search.pareto import FloatArray, hypervolume
 from pliant.table_search.run import SearchProgress, iter_search, open_search
 
 
@@ -137,6 +137,16 @@ def select_spaced_rows(table: ParetoTable, count: int) -> list[tuple[float, ...]
     targets = np.linspace(shares[0], shares[-1], count)
     rows = sorted({int(np.abs(shares - target).argmin()) for target in targets})
     return [table.rates[row] for row in rows]
+
+
+def average_over_budgets(costs: FloatArray, losses: FloatArray) -> float:
+    """Return the mean of 1 - loss over budgets from 0 to 1, at the dearest row that fits each.
+
+    Rows are sorted by cost. A row counts even where a cheaper one is better, so the mean is linear
+    in the losses, and noise does not inflate it as it inflates the hypervolume.
+    """
+    edges = np.append(np.clip(costs, 0.0, 1.0), 1.0)
+    return float(((edges[1:] - edges[:-1]) * (1.0 - losses)).sum())
 
 
 def format_spread(values: list[float]) -> str:

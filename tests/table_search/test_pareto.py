@@ -1,14 +1,10 @@
 import numpy as np
 import pytest
+from benchmarks.search import average_over_budgets
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.table_search.pareto import (
-    average_over_budgets,
-    find_pareto_front,
-    find_undominated,
-    hypervolume,
-)
+from pliant.table_search.pareto import find_pareto_front, find_undominated, hypervolume
 
 COORDINATE = st.floats(-0.25, 1.25, width=32)
 POINTS = st.lists(st.tuples(COORDINATE, COORDINATE), min_size=1, max_size=30)

@@ -43,13 +43,3 @@ def hypervolume(costs: FloatArray, losses: FloatArray) -> float:
     front = find_pareto_front(costs, losses)
     rights = np.append(costs[front][1:], 1.0)
     return float(((rights - costs[front]) * (1.0 - losses[front])).sum())
-
-
-def average_over_budgets(costs: FloatArray, losses: FloatArray) -> float:
-    """Return the mean of 1 - loss over budgets from 0 to 1, at the dearest row that fits each.
-
-    Rows are sorted by cost. A row counts even where a cheaper one is better, so the mean is linear
-    in the losses, and noise does not inflate it as it inflates the hypervolume.
-    """
-    edges = np.append(np.clip(costs, 0.0, 1.0), 1.0)
-    return float(((edges[1:] - edges[:-1]) * (1.0 - losses)).sum())

@@ -121,7 +121,14 @@ def iter_search(
         front_vectors = yield from run.run_algorithm()
         table = yield from run.measure_table(front_vectors)
         if folder is not None:
-            save_table(folder / TABLE_FILE, table, run.describe_provenance())
+            # how it was made, without time or path: equal searches write equal files
+            provenance = {
+                "pliant": __version__,
+                "search": encode(settings),
+                "context": run.trial_log.context,
+                "trainings": len(run.requested),
+            }
+            save_table(folder / TABLE_FILE, table, provenance)
         yield run.make_progress("done", table)
 
 
@@ -240,15 +247,10 @@ class SearchState:
 
     def run_algorithm(self) -> Generator[SearchProgress, None, FloatArray]:
         """Serve the algorithm's requests until it returns its front."""
-        problem = SearchProblem(
-            len(self.context.net.sites),
-            self.settings.highest_rate,
-            self.compute_costs,
-            self.seeds,
-            self.settings.objective.seeds,
-            self.settings.seed,
-        )
-        algorithm = self.settings.algorithm.propose(problem)
+        settings, sites = self.settings, len(self.context.net.sites)
+        seeds = (self.seeds, settings.objective.seeds, settings.seed)
+        problem = SearchProblem(sites, settings.highest_rate, self.compute_costs, *seeds)
+        algorithm = settings.algorithm.propose(problem)
         try:
             request = next(algorithm)
             while True:
@@ -329,12 +331,3 @@ class SearchState:
             for vector, seeds in zip(*request, strict=True)
         ]
         return TrialLosses([row[:, 0] for row in losses], [row[:, 1] for row in losses])
-
-    def describe_provenance(self) -> dict[str, object]:
-        """Describe how a table was made, without time or path: equal searches write equal files."""
-        return {
-            "pliant": __version__,
-            "search": encode(self.settings),
-            "context": self.trial_log.context,
-            "trainings": len(self.requested),
-        }
