@@ -211,7 +211,6 @@ def _time_rounds(
 
 def _time_first_round(workers: AnyWorkers) -> float:
     # The imports of this module are done: only start-up remains.
-    torch.set_num_threads(1)
     start = time.perf_counter()
     with closing(run_rounds(NoTraining(), make_digits_like, workers=workers)) as records:
         next(records)
@@ -219,14 +218,12 @@ def _time_first_round(workers: AnyWorkers) -> float:
 
 
 def _measure_memory(size: int) -> float:
-    torch.set_num_threads(1)
     for _ in run_rounds(NoTraining(), make_tiny, rounds=100, size=size):
         pass
     return float(psutil.Process().memory_info().rss)
 
 
 def _measure_growth(rounds: int) -> float:
-    torch.set_num_threads(1)
     sizes = {}
     method = FedAvg(LocalTraining(Sgd(lr=0.01), BATCH))
     make = partial(make_digits_like, 16)

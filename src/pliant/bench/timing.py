@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+import torch
+
 MIN_REPEATS = 5
 BURST_SECONDS = 0.05  # short functions repeat this long, with warm caches as in a loop
 
@@ -43,6 +45,7 @@ def _time_repeats(run: Callable[[], object], repeats: int, clock: Callable[[], f
 
 
 def run_in_process(function: Callable[..., float], *arguments: object) -> float:
-    """Return what a function returns in a new process."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    """Return what a function returns in a new process with one thread."""
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, torch.set_num_threads, (1,)) as pool:
         return pool.submit(function, *arguments).result()

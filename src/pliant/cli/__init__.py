@@ -22,11 +22,7 @@ COMMANDS = (
     ("compare", "pliant.cli.compare:compare", "Run a matrix of experiments and print a table."),
     ("report", "pliant.cli.report:report", "Write an HTML report on runs."),
     ("dash", "pliant.cli.dash:dash", "Follow runs in the browser."),
-    (
-        "search",
-        "pliant.cli.search:search",
-        "Search for rate vectors that cost little and train well.",
-    ),
+    ("search", "pliant.cli.search:search", "Find rate vectors that cost little and train well."),
     ("server", "pliant.cli.server:server", "Run an experiment on real devices."),
     ("device", "pliant.cli.device:device", "Join a server as a device."),
     ("deploy", "pliant.cli.deploy:app", "Make keys, or run a federation on this machine."),

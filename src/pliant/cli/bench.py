@@ -27,9 +27,9 @@ def elastic(*networks: str, seconds: float = 20.0, memory: bool = True, json: bo
     from pliant.suggestions import did_you_mean
     from pliant.value import encode
 
-    unknown = [name for name in networks if name not in MODELS]
-    if unknown:
-        raise ValueError(f"unknown network {unknown[0]!r}{did_you_mean(unknown[0], MODELS)}")
+    for name in networks:
+        if name not in MODELS:
+            raise ValueError(f"unknown network {name!r}{did_you_mean(name, MODELS)}")
     for name in networks or tuple(MODELS):
         times = elastic.measure(name, seconds)
         peaks = elastic.measure_peak_memory(name) if memory else {}

@@ -59,17 +59,13 @@ def dash(
 
 
 def _bind_socket(host: str, port: int) -> socket.socket:
-    """Bind and listen, or raise a one-line error if the port is taken."""
+    """Bind and listen, so that connections queue until the server starts."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        is_ipv6 = family == socket.AF_INET6
+        return socket.create_server((host, port), family=family, dualstack_ipv6=is_ipv6)
     except socket.gaierror as error:
         raise ValueError(f"Expected an address of this machine, got {host!r} ({error})") from None
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen()  # connections queue until the server starts
-    except (OSError, OverflowError) as error:
-        listening.close()
-        raise ValueError(f"Cannot listen on {host} port {port}: {error}") from None
-    return listening
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise ValueError(f"Cannot listen on {host} port {port}: {reason}") from None

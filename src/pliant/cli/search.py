@@ -105,7 +105,12 @@ def _show_progress(steps: "Iterator[SearchProgress]", *, is_json: bool) -> str:
             if is_json:
                 print_json(replace(last, table=None))
             else:
-                print_line(_format_progress(last, time.monotonic() - start))
+                seconds = time.monotonic() - start
+                left = seconds * (last.expected - last.trainings) / max(1, last.trainings)
+                print_line(
+                    f"{last.stage:8} {last.trainings:>6}/{last.expected} short trainings  "
+                    f"hypervolume {last.hypervolume:.4f}  {seconds:8.0f} s, {left:8.0f} s left"
+                )
     else:
         counts = "{task.completed:.0f}/{task.total:.0f} short trainings"
         volume = "hypervolume {task.fields[volume]:.4f}"
@@ -124,14 +129,6 @@ def _show_progress(steps: "Iterator[SearchProgress]", *, is_json: bool) -> str:
         rate = sum(rates) / len(rates)
         text += f"  {share:6.3f} of the MACs  gain {gain:7.4f}  mean rate {rate:.3f}\n"
     return text
-
-
-def _format_progress(progress: "SearchProgress", seconds: float) -> str:
-    left = seconds * (progress.expected - progress.trainings) / max(1, progress.trainings)
-    return (
-        f"{progress.stage:8} {progress.trainings:>6}/{progress.expected} short trainings  "
-        f"hypervolume {progress.hypervolume:.4f}  {seconds:8.0f} s, {left:8.0f} s left"
-    )
 
 
 def _draw_plots(run: "SearchRun", folder: Path, *, needs_uniform: bool) -> None:
