@@ -76,13 +76,14 @@ def test_a_restored_bandit_continues_with_the_same_scores(steps):
 
 
 def test_only_candidates_are_selected():
-    assert select_top_clients([9.0, 1.0, 5.0], [1, 2], 1, rng_stream(0, "x")) == [2]
-    assert select_top_clients([9.0, 1.0, 5.0], [1, 2], 5, rng_stream(0, "x")) == [1, 2]
-    assert select_top_clients([9.0, 1.0, 5.0], [], 2, rng_stream(0, "x")) == []
+    scores = np.array([9.0, 1.0, 5.0])
+    assert select_top_clients(scores, [1, 2], 1, rng_stream(0, "x")) == [2]
+    assert select_top_clients(scores, [1, 2], 5, rng_stream(0, "x")) == [1, 2]
+    assert select_top_clients(scores, [], 2, rng_stream(0, "x")) == []
 
 
 def test_ties_are_broken_at_random():
     firsts = {
-        select_top_clients([1.0] * 4, range(4), 1, rng_stream(0, "tie", n))[0] for n in range(60)
+        select_top_clients(np.ones(4), range(4), 1, rng_stream(0, "tie", n))[0] for n in range(60)
     }
     assert firsts == {0, 1, 2, 3}

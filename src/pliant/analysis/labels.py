@@ -61,6 +61,7 @@ def _find_free_shift(
     centre: Pair, radius: float, size: Pair, occupied: list[Box], bounds: Box
 ) -> tuple[Pair, float, Box]:
     """Return the shift to the nearest free position; where none is free, to the least covered."""
+    left, bottom, right, top = bounds
     best: tuple[float, Pair, float, Box] | None = None
     for ring in RINGS:
         for angle in ANGLES:
@@ -68,12 +69,7 @@ def _find_free_shift(
             shift = cos(angle) * (distance + size[0] / 2), sin(angle) * (distance + size[1] / 2)
             x, y = centre[0] + shift[0], centre[1] + shift[1]
             box = (x - size[0] / 2, y - size[1] / 2, x + size[0] / 2, y + size[1] / 2)
-            beyond = (
-                bounds[0] - box[0],
-                bounds[1] - box[1],
-                box[2] - bounds[2],
-                box[3] - bounds[3],
-            )
+            beyond = (left - box[0], bottom - box[1], box[2] - right, box[3] - top)
             overhang = sum(max(0.0, distance) for distance in beyond)
             penalty = sum(_compute_overlap(box, other) for other in occupied) + 100 * overhang
             if penalty == 0:

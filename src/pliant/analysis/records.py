@@ -4,6 +4,7 @@ Every field is optional, so that any kind of run can be read; damaged lines are 
 """
 
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -124,8 +125,5 @@ def read_rounds(folder: Path) -> list[RoundFields]:
 def read_tasks(folder: Path, last_round: int) -> Iterator[TaskFields]:
     """Yield the tasks of the run in a folder, up to a round."""
     with open(folder / EVENTS, "rb") as file:
-        for task in map(decode_task, file):
-            if task is not None and task.round > last_round:
-                return
-            if task is not None:
-                yield task
+        tasks = (task for task in map(decode_task, file) if task is not None)
+        yield from takewhile(lambda task: task.round <= last_round, tasks)

@@ -51,15 +51,13 @@ class RunFolder:
 
     def axis(self, name: str) -> Floats:
         """Return rounds, virtual seconds, MACs or bytes so far, at the end of each round."""
-        match name:
-            case "rounds":
-                return self["round"] + 1
-            case "seconds":
-                return self["seconds"]
-            case "macs":
-                return np.cumsum(self["macs"])
-            case _:
-                return np.cumsum(self["down"] + self["up"])
+        axes = {
+            "rounds": self["round"] + 1,
+            "seconds": self["seconds"],
+            "macs": np.cumsum(self["macs"]),
+            "bytes": np.cumsum(self["down"] + self["up"]),
+        }
+        return axes[name]
 
     def total(self, *names: str) -> float:
         return float(sum(self[name].sum() for name in names))
@@ -87,11 +85,8 @@ class RunGroup:
 
     @property
     def outcome_counts(self) -> Counter[str]:
-        counts = Counter[str]()
-        for run in self.runs:
-            for record in run.rounds:
-                counts.update(record.outcomes)
-        return counts
+        rounds = (record for run in self.runs for record in run.rounds)
+        return sum((Counter(record.outcomes) for record in rounds), Counter[str]())
 
     @property
     def kind(self) -> str:

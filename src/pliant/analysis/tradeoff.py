@@ -66,9 +66,8 @@ def draw_tradeoff(name: str, groups: Sequence[RunGroup]) -> ReportFigure | None:
     def get_area(macs: float) -> float:
         return scale * macs / max_macs
 
-    unit, unit_name = (
-        (1e9, "GB") if max(point.traffic[0] for point in points) >= 1e9 else (1e6, "MB")
-    )
+    is_large = max(point.traffic[0] for point in points) >= 1e9
+    unit, unit_name = (1e9, "GB") if is_large else (1e6, "MB")
     for point in points:
         _draw_bubble(axes, point, get_area(point.macs[0]), unit)
     _format_axes(axes, points, unit_name)

@@ -101,9 +101,8 @@ class RunIndex:
         if name not in self._entries:
             raise LookupError(f"no run {name!r} here")
         if name not in self._views:
-            path = self._records_path(name)
-            is_search = self._config_summaries[name].is_search
-            self._views[name] = SearchView(path) if is_search else RunView(path)
+            view_class = SearchView if self._config_summaries[name].is_search else RunView
+            self._views[name] = view_class(self._records_path(name))
             while len(self._views) > MAX_VIEWS:
                 self._views.popitem(last=False)
         self._views.move_to_end(name)

@@ -33,13 +33,9 @@ class FileTail:
                 self.offset, self._marker = 0, b""
             stream.seek(self.offset)
             text = stream.read(max_bytes)
-            end = text.rfind(b"\n") + 1
-            while not end and self.offset + len(text) < size:  # a line longer than `max_bytes`
-                more = stream.read(max_bytes)
-                if not more:
-                    break
-                text += more
-                end = text.rfind(b"\n") + 1
+            if b"\n" not in text:  # a line longer than `max_bytes`
+                text += stream.readline()
+        end = text.rfind(b"\n") + 1
         self.offset += end
         if end:
             self._marker = (self._marker + text[max(0, end - MARKER_BYTES) : end])[-MARKER_BYTES:]

@@ -4,7 +4,7 @@ Chopra et al., AdaSplit, 2021, after Cho et al., "Bandit-based communication-eff
 selection strategies for federated learning", 2020.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -65,12 +65,9 @@ class Bandit:
 
 
 def select_top_clients(
-    scores: FloatArray | Sequence[float],
-    candidates: Iterable[int],
-    count: int,
-    rng: np.random.Generator,
+    scores: FloatArray, candidates: Iterable[int], count: int, rng: np.random.Generator
 ) -> list[int]:
     """Return the candidates with the highest scores, sorted; break ties at random."""
     shuffled = rng.permutation(np.array(sorted(candidates), np.int64))
-    order = np.argsort(-np.asarray(scores)[shuffled], kind="stable")
+    order = np.argsort(-scores[shuffled], kind="stable")
     return sorted(shuffled[order[:count]].tolist())
