@@ -23,17 +23,20 @@ from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from pliant.deploy.constants import ARRIVAL_HEADER
-from pliant.deploy.device.host import Limits
-from pliant.deploy.device.worker import DeviceWorkerSetup
+from pliant.deploy.device.host import DeviceSetup, Limits
 from pliant.deploy.messages import TrainRequest, encode_message
 from pliant.deploy.server.rounds import serve
 from pliant.deploy.server.transport import RawReply
 from pliant.deploy.settings import ServerSettings
-from pliant.deploy.supervise.child_process import ChildProcess, make_process_env, read_log_tail
+from pliant.deploy.supervise.child_process import (
+    ChildProcess,
+    make_command,
+    make_process_env,
+    read_log_tail,
+)
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.local_work import WorkerContext, build_context
 from pliant.engine.run_store import read_records
@@ -146,9 +149,9 @@ def start_workers(folder: Path, cores: list[int]) -> tuple[list[ChildProcess], l
     env = make_process_env(folder)
     for number, core in enumerate(cores):
         socket = f"{socket_folder}/{number}"
-        setup = DeviceWorkerSetup(number, str(folder / f"device{number}"), socket, Limits(), 3600.0)
-        command = ["taskset", "-c", str(core), sys.executable, "-m", "pliant.deploy.device.worker"]
-        command += [msgspec.json.encode(setup).decode()]
+        state = str(folder / f"device{number}")
+        setup = DeviceSetup(number, state, Limits(), socket=socket, idle_seconds=3600.0)
+        command = ["taskset", "-c", str(core), *make_command("pliant.deploy.device.worker", setup)]
         children.append(ChildProcess(command, folder / f"worker{number}.log", env))
         sockets.append(socket)
     return children, sockets

@@ -3,15 +3,16 @@
 Run as a program, it is a device's worker whose reply to round n is of kind n.
 """
 
-import os
-import sys
+from functools import partial
 
 import msgspec
 import torch
 
-from pliant.deploy.device import worker
 from pliant.deploy.device.agent import DeviceAgent
+from pliant.deploy.device.host import DeviceSetup
+from pliant.deploy.device.worker import run_worker
 from pliant.deploy.messages import decode_reply, encode_message
+from pliant.deploy.process import run_process
 
 
 def edit_reply(edit):
@@ -137,7 +138,4 @@ class BadDevice(DeviceAgent):
 
 
 if __name__ == "__main__":
-    worker.run_worker(
-        msgspec.json.decode(sys.argv[1].encode(), type=worker.DeviceWorkerSetup), BadDevice
-    )
-    os._exit(0)
+    run_process(partial(run_worker, agent_class=BadDevice), DeviceSetup)

@@ -4,7 +4,6 @@ import struct
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 PORTS = range(1, 65536)
-LOG_FORMAT = "%(levelname)s pliant: %(message)s"  # of processes whose log is forwarded
 # Precedes a request to a worker: when it arrived, by the machine's monotonic clock.
 ARRIVAL_HEADER = struct.Struct("<d")
 

@@ -13,15 +13,15 @@ from tests.deploy.in_process import make_context, make_devices, make_experiment
 from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device import agent as agent_module
 from pliant.deploy.device.agent import DeviceAgent, localise_config
-from pliant.deploy.device.host import HostStatus, Limits
-from pliant.deploy.device.worker import DeviceWorkerSetup, run_worker
+from pliant.deploy.device.host import DeviceSetup, HostStatus, Limits
+from pliant.deploy.device.worker import run_worker
 from pliant.deploy.messages import TrainRequest, decode_reply, encode_message
 from pliant.deploy.server.rounds import DeviceTransport, make_run
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.step_times import StepTimeCurve
 from pliant.value import encode
 
-IDLE_HOST = HostStatus(cores=1.0, load=0.0, battery=None, is_charging=None, is_hot=False)
+IDLE_HOST = HostStatus(cores=1.0, load=0.0, is_charging=None, is_hot=False)
 RECORDED = {"speed": {"type": "recorded", "path": "/etc/secret"}, "size": 3}
 
 
@@ -104,7 +104,7 @@ def test_a_worker_measures_how_long_a_request_was_queued(tmp_path):
             return raw
 
     path = tmp_path / "socket"
-    setup = DeviceWorkerSetup(0, str(tmp_path), str(path), Limits(), 0.5)
+    setup = DeviceSetup(0, str(tmp_path), Limits(), socket=str(path), idle_seconds=0.5)
     worker = threading.Thread(target=run_worker, args=(setup, SlowAgent))
     worker.start()
     while not path.exists():

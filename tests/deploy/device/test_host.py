@@ -61,7 +61,7 @@ def test_a_zone_at_its_limit_is_hot(tmp_path, millidegrees, hot):
     ],
 )
 def test_a_device_on_battery_declines_if_its_owner_wants_that(charging, only, reason):
-    host = HostStatus(1.0, 0.0, 0.5, charging, False)
+    host = HostStatus(1.0, 0.0, charging, False)
     assert find_refusal(Limits(only_when_charging=only), host) == reason
 
 
@@ -72,7 +72,7 @@ def test_a_cpu_share_of_zero_is_refused():
 
 @pytest.mark.parametrize(("hot", "share"), [(False, 0.3), (True, 0.15)])
 def test_a_hot_machine_uses_half_of_the_allowed_share(hot, share):
-    assert compute_cpu_share(Limits(cpu_share=0.3), HostStatus(2.0, 0.0, None, None, hot)) == share
+    assert compute_cpu_share(Limits(cpu_share=0.3), HostStatus(2.0, 0.0, None, hot)) == share
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ def test_a_hot_machine_uses_half_of_the_allowed_share(hot, share):
     [(2.0, None, 1.0), (2.0, 0.5, 1.0), (1.0, 3.0, 3.0), (0.25, 0.0, 4.0), (0.5, 2.0, 4.0)],
 )
 def test_the_slowdown_is_estimated_from_quota_and_load(cores, load, slowdown):
-    host = HostStatus(cores, load, None, None, False)
+    host = HostStatus(cores, load, None, False)
     assert estimate_slowdown(Limits(), host) == slowdown
     assert estimate_slowdown(Limits(cpu_share=0.5), host) == 2 * slowdown
 
 
 def test_an_unknown_charging_state_does_not_count_as_on_battery(monkeypatch):
-    battery = SimpleNamespace(percent=50.0, power_plugged=None)
+    battery = SimpleNamespace(power_plugged=None)
     monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
     assert read_host().is_charging is None
     assert find_refusal(Limits(only_when_charging=True), read_host()) is None

@@ -103,11 +103,11 @@ def test_a_bad_reply_is_rejected_with_a_reason(tmp_path):
 @pytest.mark.slow
 def test_flwr_run_simulates_the_example(tmp_path):
     pytest.importorskip("ray")
-    from pliant.deploy.supervise.child_process import find_script, make_process_env
+    from pliant.deploy.supervise.child_process import make_process_env
 
     example = Path(__file__).parents[3] / "examples" / "flower_app"
     app = shutil.copytree(example, tmp_path / "app")
-    command = [find_script("flwr"), "run", str(app), "--stream"]
+    command = ["flwr", "run", str(app), "--stream"]
     env = make_process_env(tmp_path / "home")
     try:
         result = subprocess.run(

@@ -29,7 +29,7 @@ class TwoSecondClient:
 def test_a_hot_machine_gets_half_the_share(share, rests, tmp_path, monkeypatch):
     host_is_hot = [False]
     monkeypatch.setattr(
-        device_module, "read_host", lambda: HostStatus(1.0, 0.0, None, None, host_is_hot[0])
+        device_module, "read_host", lambda: HostStatus(1.0, 0.0, None, host_is_hot[0])
     )
     now, sleeps = [0.0], []
     limits, clock = Limits(cpu_share=share), lambda: now[0]

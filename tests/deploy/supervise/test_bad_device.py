@@ -1,12 +1,10 @@
 """A device process that sends every kind of bad reply, one per round, among two honest ones."""
 
 import subprocess
-import sys
 import time
 from multiprocessing.connection import Client
 from pathlib import Path
 
-import msgspec
 import pytest
 from tests.deploy.bad_replies import BAD_REPLIES
 from tests.deploy.in_process import (
@@ -20,15 +18,16 @@ from tests.deploy.supervise.test_federation import PATIENT, find_free_port
 from tests.methods.wrapped_method import WrappedMethod
 
 from pliant.deploy.constants import ARRIVAL_HEADER
-from pliant.deploy.device.host import Limits
-from pliant.deploy.device.worker import DeviceWorkerSetup
+from pliant.deploy.device.host import DeviceSetup, Limits
 from pliant.deploy.security.certificates import make_keys
+from pliant.deploy.supervise.child_process import make_command
 from pliant.deploy.supervise.federation import Federation
 from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.engine.ledger import RoundRecord, TaskRecord, verify_records
 from pliant.engine.run_store import read_records
 
-PROGRAM = str(Path(__file__).parents[1] / "bad_replies.py")
+ROOT = Path(__file__).parents[3]
+PROGRAM = "tests.deploy.bad_replies"
 
 
 class WithoutDevice1(WrappedMethod):
@@ -54,9 +53,8 @@ def check_records(records, experiment):
 def test_a_process_that_sends_every_kind_of_bad_reply_changes_nothing(tmp_path):
     experiment = make_experiment(rounds=len(BAD_REPLIES))
     path = str(tmp_path / "socket")
-    setup = DeviceWorkerSetup(1, str(tmp_path / "bad"), path, Limits(), 60.0)
-    argument = msgspec.json.encode(setup).decode()
-    with subprocess.Popen([sys.executable, PROGRAM, argument]) as process:
+    setup = DeviceSetup(1, str(tmp_path / "bad"), Limits(), socket=path)
+    with subprocess.Popen(make_command(PROGRAM, setup), cwd=ROOT) as process:
         try:
 
             def call_worker(request):
@@ -76,7 +74,8 @@ def test_a_process_that_sends_every_kind_of_bad_reply_changes_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_bad_device_in_a_federation_with_tls_and_keys_changes_nothing(tmp_path):
+def test_a_bad_device_in_a_federation_with_tls_and_keys_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
     keys = tmp_path / "keys"
     make_keys(keys, devices=3)
     experiment = make_experiment(rounds=len(BAD_REPLIES), fleet={"round_seconds": 120.0})
@@ -91,7 +90,7 @@ def test_a_bad_device_in_a_federation_with_tls_and_keys_changes_nothing(tmp_path
         Limits(),
         ca=keys / "ca.crt",
         key=keys / "devices" / "1" / "key",
-        worker=[PROGRAM],
+        worker=PROGRAM,
     )
     with federation:
         for _ in federation.watch():

@@ -12,6 +12,7 @@ from tests.deploy.supervise.test_federation import find_free_port
 
 from pliant.cli.server import show_rounds
 from pliant.deploy.security import probe
+from pliant.deploy.security.certificates import make_keys
 from pliant.deploy.supervise import node
 from pliant.deploy.supervise.child_process import check_port, run_supervisor
 from pliant.deploy.supervise.federation import Federation
@@ -126,11 +127,12 @@ def test_a_federation_closes_the_rest_if_one_part_fails_to_close(tmp_path, tempo
     assert len(list(temporary_folder.iterdir())) == 1  # of the device that is stuck
 
 
-def test_a_federation_that_fails_to_start_leaves_no_folders_behind(
-    tmp_path, temporary_folder, monkeypatch
-):
-    with pytest.raises(IndexError):
-        Federation(make_experiment(), tmp_path / "run", port=find_free_port(), cpus=[0])
+def test_a_federation_that_fails_to_start_leaves_no_folders_behind(tmp_path, temporary_folder):
+    keys = tmp_path / "keys"
+    make_keys(keys, devices=3)
+    (keys / "devices" / "2" / "key").unlink()
+    with pytest.raises(FileNotFoundError, match="devices/2/key"):
+        Federation(make_experiment(), tmp_path / "run", port=find_free_port(), keys=keys)
     assert list(temporary_folder.iterdir()) == []
 
 

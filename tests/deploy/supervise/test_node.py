@@ -70,11 +70,11 @@ def test_a_node_that_died_for_another_reason_is_restarted(device, monkeypatch, c
 def test_a_worker_that_exited_while_idle_is_restarted_when_it_is_wanted(device, monkeypatch):
     start_fakes(monkeypatch, "", None)
     device.start()
-    worker = device._processes["worker"].process
+    worker = device.services[1].process
     worker.exit_code, worker.is_alive = 0, False
     device.restart_dead()
     assert set(device.pids) == {"supernode"}
-    socket = device._services[1].start.__self__._socket
+    socket = device.services[1].start_process.__self__._setup.socket
     with open(f"{socket}.wanted", "w"):
         device.restart_dead()
     while "worker" not in device.pids:

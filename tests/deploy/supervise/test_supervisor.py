@@ -29,10 +29,10 @@ class Machine:
                 self.processes[name] = FakeProcess()
                 return self.processes[name]
 
-            return Service(name, f"process {name}", start, folder / f"{name}.log", **options)
+            log, clock = folder / f"{name}.log", lambda: self.now
+            return Service(name, f"process {name}", start, log, clock=clock, **options)
 
-        services = [make_service(name) for name in names]
-        self.supervisor = Supervisor(folder, "lock", services, clock=lambda: self.now)
+        self.supervisor = Supervisor(folder, "lock", [make_service(name) for name in names])
 
     def run(self, seconds):
         """Check ten times a second."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from pliant.deploy.device.calibration import (
     load_or_calibrate,
@@ -245,8 +244,3 @@ def _localise_traces(section: Any, limits: Limits, pace: Pace) -> Any:
 
 def _make_empty_update(update: Update) -> Update:
     return Update(update.device, {}, 0, 0, 0.0, 0.0)
-
-
-def use_one_thread() -> None:
-    """Limit torch to one thread: a device shares its machine, and results must not vary with it."""
-    torch.set_num_threads(1)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import psutil
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from pliant.value import Value
 
@@ -24,13 +24,26 @@ class Limits(Value, frozen=True):
     code: str | None = None  # folder of the owner's `file.py:function`
 
 
+class DeviceSetup(Struct, frozen=True):
+    """The arguments of a device's process: Flower's worker, or the client of a split run."""
+
+    device: int
+    folder: str  # for everything that must survive a restart
+    limits: Limits
+    server: str = ""
+    ca: str | None = None
+    key: str | None = None
+    process: str = ""  # names the process of a split device; stays the same after a restart
+    socket: str = ""  # of Flower's worker
+    idle_seconds: float = 120.0  # without a request, after which the worker releases its memory
+
+
 @dataclass(frozen=True)
 class HostStatus:
     """Readings that need no measurement; None where the machine does not report one."""
 
     cores: float  # available to this process: affinity and container quota
     load: float | None  # runnable processes per core, over a minute
-    battery: float | None  # remaining share
     is_charging: bool | None
     is_hot: bool
 
@@ -43,7 +56,6 @@ def read_host(cgroup: Path = CGROUP, thermal: Path = THERMAL) -> HostStatus:
     return HostStatus(
         cores if quota is None else min(cores, quota),
         os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None,
-        None if battery is None else battery.percent / 100,
         None if battery is None else battery.power_plugged,
         is_hot(thermal),
     )
@@ -103,7 +115,7 @@ def estimate_slowdown(limits: Limits, host: HostStatus) -> float:
     """Estimate, before any is measured, how much longer than calibrated mini-batches will take.
 
     >>> from pliant.deploy.device.host import HostStatus, Limits, estimate_slowdown
-    >>> host = HostStatus(cores=0.5, load=0.2, battery=None, is_charging=None, is_hot=False)
+    >>> host = HostStatus(cores=0.5, load=0.2, is_charging=None, is_hot=False)
     >>> estimate_slowdown(Limits(), host), estimate_slowdown(Limits(cpu_share=0.25), host)
     (2.0, 8.0)
     """

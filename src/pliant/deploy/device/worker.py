@@ -4,44 +4,24 @@ It runs as `python -m pliant.deploy.device.worker SETUP`, so that a crash in tra
 device connected, and so that its memory is released after a long idle time.
 """
 
-import os
 import struct
-import sys
 import time
 from multiprocessing.connection import Listener
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import msgspec
-from msgspec import Struct
 
 from pliant import runtime
 from pliant.deploy.constants import ARRIVAL_HEADER
-from pliant.deploy.device.host import Limits
-
-if TYPE_CHECKING:
-    from pliant.deploy.device.agent import DeviceAgent
-
-
-class DeviceWorkerSetup(Struct, frozen=True):
-    """Arguments of a worker process."""
-
-    device: int
-    folder: str  # for everything that must survive a restart
-    socket: str
-    limits: Limits
-    idle_seconds: float
+from pliant.deploy.device.agent import DeviceAgent
+from pliant.deploy.device.host import DeviceSetup
+from pliant.deploy.process import run_process
 
 
-def run_worker(setup: DeviceWorkerSetup, agent_class: "type[DeviceAgent] | None" = None) -> None:
+def run_worker(setup: DeviceSetup, agent_class: type[DeviceAgent] = DeviceAgent) -> None:
     """Handle requests until none has come for `idle_seconds`."""
-    from pliant.deploy.device.agent import DeviceAgent, use_one_thread
-
-    use_one_thread()
     runtime.retain_freed_memory()
     path = Path(setup.socket)
     path.unlink(missing_ok=True)
-    agent = (agent_class or DeviceAgent)(setup.device, Path(setup.folder), setup.limits)
+    agent = agent_class(setup.device, Path(setup.folder), setup.limits)
     with Listener(setup.socket, family="AF_UNIX") as listener:
         path.chmod(0o600)
         inner = listener._listener._socket  # type: ignore[attr-defined] # there is no public API
@@ -66,5 +46,4 @@ def run_worker(setup: DeviceWorkerSetup, agent_class: "type[DeviceAgent] | None"
 
 
 if __name__ == "__main__":
-    run_worker(msgspec.json.decode(sys.argv[1].encode(), type=DeviceWorkerSetup))
-    os._exit(0)  # torch exits slowly
+    run_process(run_worker, DeviceSetup)

@@ -6,8 +6,6 @@ clock differ. `pliant server` starts `python -m pliant.deploy.grpc.server_main S
 
 import logging
 import math
-import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +13,12 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from pliant.deploy.constants import LOG_FORMAT, SETTINGS_FILE
+from pliant.deploy.constants import SETTINGS_FILE
 from pliant.deploy.grpc.channel import DeviceChannel
-from pliant.deploy.grpc.device_main import EXIT_REPORTED
 from pliant.deploy.grpc.environment import WallClockEnvironment
 from pliant.deploy.grpc.remote_client import RemoteClient
 from pliant.deploy.grpc.server import GrpcServer
+from pliant.deploy.process import run_process
 from pliant.deploy.server.rounds import POLL_SECONDS, NotEnoughDevices
 from pliant.deploy.settings import ServerSettings
 from pliant.engine.ledger import RoundRecord
@@ -43,8 +41,7 @@ class SplitServerSetup(Struct, frozen=True):
     """The arguments of the server's process."""
 
     folder: str
-    host: str
-    port: int
+    address: str  # to listen on
     keys: str | None
 
 
@@ -146,28 +143,15 @@ class SplitServerRun:
         return count
 
 
-def main(setup: SplitServerSetup) -> int:
-    import torch
-
-    torch.set_num_threads(1)
-    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+def main(setup: SplitServerSetup) -> None:
     log.setLevel(logging.INFO)
     folder = Path(setup.folder)
     keys = None if setup.keys is None else Path(setup.keys)
-    try:
-        settings = msgspec.json.decode((folder / SETTINGS_FILE).read_bytes(), type=ServerSettings)
-        host = f"[{setup.host}]" if ":" in setup.host else setup.host
-        address = f"{host}:{setup.port}"
-        run = SplitServerRun(load_run_config(folder), settings, address=address, keys=keys)
-        for _ in run.run_rounds(folder):
-            pass  # the records are in the folder
-    except (ValueError, OSError, NotEnoughDevices) as error:
-        sys.stderr.write(f"{error}\n")
-        return EXIT_REPORTED
-    return 0
+    settings = msgspec.json.decode((folder / SETTINGS_FILE).read_bytes(), type=ServerSettings)
+    run = SplitServerRun(load_run_config(folder), settings, address=setup.address, keys=keys)
+    for _ in run.run_rounds(folder):
+        pass  # the records are in the folder
 
 
 if __name__ == "__main__":
-    code = main(msgspec.json.decode(sys.argv[1].encode(), type=SplitServerSetup))
-    sys.stderr.flush()
-    os._exit(code)  # torch and gRPC are slow to shut down
+    run_process(main, SplitServerSetup, (ValueError, OSError, NotEnoughDevices))

@@ -208,14 +208,9 @@ def format_local_address(host: str, port: int) -> str:
     >>> [format_local_address(host, 9092) for host in ("0.0.0.0", "::1", "10.0.0.7")]
     ['127.0.0.1:9092', '[::1]:9092', '10.0.0.7:9092']
     """
-    if host in ("0.0.0.0", "localhost"):
-        return f"127.0.0.1:{port}"
-    if host == "::":
-        return f"[::1]:{port}"
+    local = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}
+    return format_address(local.get(host, host), port)
+
+
+def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def find_script(name: str) -> str:
-    """Return the path of a command that is installed next to our interpreter."""
-    path = Path(sys.executable).parent / name
-    return str(path) if path.exists() else name

@@ -1,7 +1,7 @@
 """Run a whole federation on this machine: a server and its devices."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,7 +30,6 @@ class Federation(Startable):
         port: int = 9092,
         keys: Path | None = None,
         limits: Limits | None = None,
-        cpus: Sequence[int] = (),
     ) -> None:
         if keys is not None:
             check_fleet_keys(keys, experiment.fleet.size)
@@ -52,7 +51,6 @@ class Federation(Startable):
                     limits or Limits(),
                     ca=None if keys is None else keys / "ca.crt",
                     key=None if keys is None else keys / "devices" / str(number) / "key",
-                    cpu=cpus[number] if cpus else None,
                 )
                 self.devices.append(device)
         except BaseException:

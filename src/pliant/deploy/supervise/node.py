@@ -7,24 +7,18 @@ device stays small.
 import logging
 import shutil
 import socket
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
-import msgspec
+from msgspec.structs import replace
 
-from pliant.deploy.device.host import Limits
-from pliant.deploy.device.worker import DeviceWorkerSetup
-from pliant.deploy.grpc.device_main import SplitDeviceSetup
+from pliant.deploy.device.host import DeviceSetup, Limits
 from pliant.deploy.security.probe import ServerKind, parse_server_address
 from pliant.deploy.supervise.child_process import (
     ChildProcess,
-    find_script,
     make_command,
     make_process_env,
     read_log_tail,
@@ -35,7 +29,6 @@ from pliant.deploy.supervise.supervisor import SETTLED_SECONDS, Reaction, Servic
 log = logging.getLogger("pliant")
 
 POLL_SECONDS = 0.2
-IDLE_SECONDS = 120.0  # without a request, after which the worker exits to release its memory
 ADMISSION_SECONDS = 180.0  # in which a server must accept a device
 REFUSALS_BEFORE_WARNING = 3  # a server that has just started may not know the keys yet
 ACTIVATION_FAILED = "Failed to activate SuperNode"  # in the node's log
@@ -55,8 +48,7 @@ class DeviceSupervisor(Supervisor):
         *,
         ca: Path | None = None,
         key: Path | None = None,
-        cpu: int | None = None,
-        worker: Sequence[str] = ("-m", "pliant.deploy.device.worker"),  # arguments of Python
+        worker: str = "pliant.deploy.device.worker",  # the module of Flower's worker
     ) -> None:
         require_transport(kind)
         parse_server_address(server, ca, key)
@@ -64,15 +56,16 @@ class DeviceSupervisor(Supervisor):
         folder.mkdir(parents=True, exist_ok=True)
         self.number, self.limits = number, limits
         self._has_ended = False
-        ca, key = (None if path is None else path.resolve() for path in (ca, key))
-        device = _Device(number, server, folder, limits, ca, key, cpu)
+        ca_path, key_path = (None if path is None else str(path.resolve()) for path in (ca, key))
+        setup = DeviceSetup(number, str(folder), limits, server, ca_path, key_path)
         on_close = ExitStack()
         if kind == "split":
-            services = [_make_split_service(device)]
+            services = [_make_split_service(setup)]
         else:  # not in the state folder, as the path of a socket must be short
             socket_folder = Path(tempfile.mkdtemp(prefix="pliant-"))
             on_close.callback(shutil.rmtree, socket_folder, ignore_errors=True)
-            services = _FlowerDevice(device, worker, str(socket_folder / "worker")).make_services()
+            setup = replace(setup, socket=str(socket_folder / "worker"))
+            services = _FlowerDevice(setup, worker).make_services()
         super().__init__(folder, "device.lock", services, on_close=on_close)
 
     def watch(self) -> None:
@@ -92,33 +85,20 @@ class DeviceSupervisor(Supervisor):
             log.warning("device %s ended: %s", self.number, error)
 
 
-@dataclass(frozen=True)
-class _Device:
-    number: int
-    server: str
-    folder: Path
-    limits: Limits
-    ca: Path | None
-    key: Path | None
-    cpu: int | None
-
-    def start_process(self, name: str, command: list[str]) -> ChildProcess:
-        if self.cpu is not None:
-            command = ["taskset", "-c", str(self.cpu), *command]
-        env = {**make_process_env(self.folder / "flower"), "PLIANT_DEVICE": str(self.number)}
-        return ChildProcess(command, self.log_path(name), env)
-
-    def log_path(self, name: str) -> Path:
-        return self.folder / "logs" / f"{name}.log"
-
-
-def _make_split_service(device: _Device) -> Service:
-    ca, key = (None if path is None else str(path) for path in (device.ca, device.key))
-    setup = SplitDeviceSetup(
-        device.number, device.server, str(device.folder), device.limits, token_hex(8), ca, key
+def _start_process(setup: DeviceSetup, name: str, command: list[str]) -> ChildProcess:
+    return ChildProcess(
+        command, _log_path(setup, name), make_process_env(Path(setup.folder) / "flower")
     )
+
+
+def _log_path(setup: DeviceSetup, name: str) -> Path:
+    return Path(setup.folder) / "logs" / f"{name}.log"
+
+
+def _make_split_service(setup: DeviceSetup) -> Service:
+    setup = replace(setup, process=token_hex(8))
     command = make_command("pliant.deploy.grpc.device_main", setup)
-    log_path = device.log_path("worker")
+    log_path = _log_path(setup, "worker")
 
     def react(exit_code: int | None) -> Reaction:
         if exit_code is None or exit_code >= 0:
@@ -127,8 +107,8 @@ def _make_split_service(device: _Device) -> Service:
 
     return Service(
         "worker",
-        f"device {device.number}: its process",
-        lambda: device.start_process("worker", command),
+        f"device {setup.device}: its process",
+        lambda: _start_process(setup, "worker", command),
         log_path,
         react,
         is_log_forwarded=True,
@@ -138,59 +118,52 @@ def _make_split_service(device: _Device) -> Service:
 class _FlowerDevice:
     """Flower's SuperNode, and the worker that it wakes up by a file next to the socket."""
 
-    def __init__(self, device: _Device, worker: Sequence[str], socket: str) -> None:
-        self._device, self._worker, self._socket = device, worker, socket
-        self._wanted = Path(f"{socket}.wanted")
+    def __init__(self, setup: DeviceSetup, worker: str) -> None:
+        self._setup, self._worker = setup, worker
+        self._wanted = Path(f"{setup.socket}.wanted")
         self._node_started_at = 0.0
         self._refused_since, self._refusals = 0.0, 0
 
     def make_services(self) -> list[Service]:
-        device = self._device
+        setup = self._setup
         node = ("supernode", self._start_node, self._react_to_end_of_node)
         worker = ("worker", self._start_worker, self._react_to_end_of_worker)
         return [
-            Service(name, f"device {device.number}: {name}", start, device.log_path(name), react)
+            Service(name, f"device {setup.device}: {name}", start, _log_path(setup, name), react)
             for name, start, react in (node, worker)
         ]
 
     def _start_node(self) -> ChildProcess:
-        device = self._device
-        command = [find_script("flower-supernode"), "--superlink", device.server]
+        setup = self._setup
+        command = ["flower-supernode", "--superlink", setup.server]
         command += ["--host", "127.0.0.1", "--port", str(_find_free_port())]
-        command += ["--node-config", f'device={device.number} socket="{self._socket}"']
-        if device.ca is None or device.key is None:
+        command += ["--node-config", f'device={setup.device} socket="{setup.socket}"']
+        if setup.ca is None or setup.key is None:
             command += ["--insecure"]
         else:
-            command += ["--root-certificates", str(device.ca)]
-            command += ["--auth-supernode-private-key", str(device.key)]
+            command += ["--root-certificates", setup.ca]
+            command += ["--auth-supernode-private-key", setup.key]
         self._node_started_at = time.monotonic()
-        return device.start_process("supernode", command)
+        return _start_process(setup, "supernode", command)
 
     def _react_to_end_of_node(self, exit_code: int | None) -> Reaction:
         """Count refusals: Flower may refuse a restarted node for a minute."""
-        device, now = self._device, time.monotonic()
+        now, name = time.monotonic(), f"device {self._setup.device}"
         if now - self._node_started_at >= SETTLED_SECONDS:
             self._refusals = 0
-        if ACTIVATION_FAILED not in read_log_tail(device.log_path("supernode"), 30):
+        if ACTIVATION_FAILED not in read_log_tail(_log_path(self._setup, "supernode"), 30):
             return Reaction.RESTART
         self._refused_since = self._refused_since if self._refusals else now
         self._refusals += 1
         if self._refusals == REFUSALS_BEFORE_WARNING:
-            log.warning("device %s: %s; retrying", device.number, REFUSED_MESSAGE)
+            log.warning("%s: %s; retrying", name, REFUSED_MESSAGE)
         if now - self._refused_since > ADMISSION_SECONDS:
-            raise PermissionError(
-                f"device {device.number}: {REFUSED_MESSAGE} for {ADMISSION_SECONDS:g} s"
-            )
+            raise PermissionError(f"{name}: {REFUSED_MESSAGE} for {ADMISSION_SECONDS:g} s")
         return Reaction.RETRY
 
     def _start_worker(self) -> ChildProcess:
-        device = self._device
         self._wanted.unlink(missing_ok=True)
-        setup = DeviceWorkerSetup(
-            device.number, str(device.folder), self._socket, device.limits, IDLE_SECONDS
-        )
-        command = [sys.executable, *self._worker, msgspec.json.encode(setup).decode()]
-        return device.start_process("worker", command)
+        return _start_process(self._setup, "worker", make_command(self._worker, self._setup))
 
     def _react_to_end_of_worker(self, exit_code: int | None) -> Reaction:
         if exit_code:

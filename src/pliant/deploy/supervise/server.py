@@ -29,7 +29,7 @@ from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.child_process import (
     ChildProcess,
     check_port,
-    find_script,
+    format_address,
     format_local_address,
     make_command,
     make_process_env,
@@ -105,7 +105,7 @@ class ServerSupervisor(Supervisor):
             progress=lambda: len(self._follower.read_rounds()),
             is_log_forwarded=is_split,
         )
-        super().__init__(folder, LOCK_FILE, [*self._backend.make_services(), run])
+        super().__init__(folder, LOCK_FILE, [*self._backend.services, run])
 
     def watch(self) -> Iterator[RoundRecord]:
         """Yield the record of each round as it is written, and restart dead processes."""
@@ -138,19 +138,16 @@ class ServerSupervisor(Supervisor):
 class _SplitServer:
     """The process of a split run."""
 
-    title = "the server process"
+    title, services = "the server process", ()
 
     def __init__(self, folder: Path, host: str, port: int, keys: Path | None) -> None:
         self._folder, self.log_path = folder, folder / "logs" / "server.log"
-        path = None if keys is None else str(keys)
-        setup = {"folder": str(folder), "host": host, "port": port, "keys": path}
-        self._command = make_command("pliant.deploy.grpc.server_main", setup)
-
-    def make_services(self) -> list[Service]:
-        return []
+        self._address, self._keys = format_address(host, port), None if keys is None else str(keys)
 
     def start_run(self) -> ChildProcess:
-        return ChildProcess(self._command, self.log_path, make_process_env(self._folder))
+        setup = {"folder": str(self._folder), "address": self._address, "keys": self._keys}
+        command = make_command("pliant.deploy.grpc.server_main", setup)
+        return ChildProcess(command, self.log_path, make_process_env(self._folder))
 
     def find_failure(self, exit_code: int | None) -> str | None:
         if exit_code is not None and exit_code < 0:
@@ -168,15 +165,13 @@ class _FlowerServer:
         self._address = format_local_address(host, port)
         self._home = folder / "flower"
         self._env = make_process_env(self._home)
-        self.log_path = self._log_path("superexec")
+        logs = self._home / "logs"
+        self._superlink_log, self.log_path = logs / "superlink.log", logs / "superexec.log"
+        self.services = (
+            Service("superlink", "SuperLink", self._start_superlink, self._superlink_log),
+            Service("superexec", "SuperExec", self._start_superexec, self.log_path),
+        )
         self._run_id: str | None = None
-
-    def make_services(self) -> list[Service]:
-        superlink, superexec = self._log_path("superlink"), self._log_path("superexec")
-        return [
-            Service("superlink", "SuperLink", self._start_superlink, superlink),
-            Service("superexec", "SuperExec", self._start_superexec, superexec),
-        ]
 
     def start_run(self) -> "_SubmittedRun":
         if self._run_id is not None:
@@ -216,7 +211,7 @@ class _FlowerServer:
             command += ["--ssl-keyfile", str(self._keys / "server.key")]
             command += ["--ssl-ca-certfile", str(self._keys / "ca.crt"), "--enable-supernode-auth"]
             command += ["--superexec-auth-secret-file", str(self._keys / "superexec.secret")]
-        child = ChildProcess(command, self._log_path("superlink"), self._env)
+        child = ChildProcess(command, self._superlink_log, self._env)
         try:
             self._wait_for_superlink(child)
         except BaseException:
@@ -236,7 +231,7 @@ class _FlowerServer:
         (self._home / "config.toml").write_text(config)
 
     def _wait_for_superlink(self, child: ChildProcess) -> None:
-        path = self._log_path("superlink")
+        path = self._superlink_log
         host = self._address.rpartition(":")[0].strip("[]")
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end:
@@ -250,21 +245,18 @@ class _FlowerServer:
         )
 
     def _start_superexec(self) -> ChildProcess:
-        command = [find_script("flower-superexec"), "--runtime-api-address", self._address]
+        command = ["flower-superexec", "--runtime-api-address", self._address]
         command += ["--parent-pid", str(os.getpid())]
         if self._keys is None:
             command += ["--insecure"]
         else:
             command += ["--root-certificates", str(self._keys / "ca.crt")]
             command += ["--superexec-auth-secret-file", str(self._keys / "superexec.secret")]
-        return ChildProcess(command, self._log_path("superexec"), self._env)
-
-    def _log_path(self, name: str) -> Path:
-        return self._home / "logs" / f"{name}.log"
+        return ChildProcess(command, self.log_path, self._env)
 
     def _run_flwr(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [find_script("flwr"), *arguments],
+            ["flwr", *arguments],
             env=self._env,
             capture_output=True,
             text=True,

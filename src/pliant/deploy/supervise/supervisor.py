@@ -48,32 +48,28 @@ def always_restart(exit_code: int | None) -> Reaction:
     return Reaction.RESTART
 
 
-@dataclass(frozen=True)
+@dataclass
 class Service:
-    """A process to keep running."""
+    """A process to keep running, and the history of its deaths."""
 
     name: str  # in `Supervisor.pids`
     title: str  # in messages
-    start: Callable[[], Process]
+    start_process: Callable[[], Process]
     log: Path
     react: Callable[[int | None], Reaction] = always_restart  # to an exit code
     progress: Callable[[], object] | None = None  # changes with progress; without it, a long life
     is_log_forwarded: bool = False
+    clock: Callable[[], float] = time.monotonic
 
-
-class SupervisedProcess:
-    """The current process of a service, and the history of its deaths."""
-
-    def __init__(self, service: Service, clock: Callable[[], float]) -> None:
-        self._service, self._clock = service, clock
-        self._log_forwarder = LogForwarder(service.log) if service.is_log_forwarded else None
+    def start(self) -> None:
+        self._log_forwarder = LogForwarder(self.log) if self.is_log_forwarded else None
         self._delay, self._restart_at = FIRST_DELAY, 0.0  # 0 if no restart is pending
-        self._deaths, self._progress = 0, service.progress() if service.progress else None
-        self._start()
+        self._deaths, self._last_progress = 0, self.progress() if self.progress else None
+        self._launch()
 
-    def _start(self) -> None:
-        self.process = self._service.start()
-        self._started_at, self._restart_at = self._clock(), 0.0
+    def _launch(self) -> None:
+        self.process = self.start_process()
+        self._started_at, self._restart_at = self.clock(), 0.0
 
     def stop(self) -> None:
         self.process.stop()
@@ -89,29 +85,29 @@ class SupervisedProcess:
         if is_alive:
             return True
         if not self._restart_at:
-            reaction = self._service.react(self.process.exit_code)
+            reaction = self.react(self.process.exit_code)
             if reaction is Reaction.WAIT:
                 return True
             self._schedule_restart(is_death=reaction is Reaction.RESTART)
-        if self._clock() < self._restart_at:
+        if self.clock() < self._restart_at:
             return False
-        self._start()
+        self._launch()
         return True
 
     def _schedule_restart(self, *, is_death: bool) -> None:
-        now, service = self._clock(), self._service
+        now = self.clock()
         is_settled = now - self._started_at >= SETTLED_SECONDS
         if is_settled:
             self._delay = FIRST_DELAY
         if is_death:
-            progress = service.progress() if service.progress else None
-            has_progressed = progress != self._progress if service.progress else is_settled
-            self._deaths, self._progress = 1 if has_progressed else self._deaths + 1, progress
+            progress = self.progress() if self.progress else None
+            has_progressed = progress != self._last_progress if self.progress else is_settled
+            self._deaths, self._last_progress = 1 if has_progressed else self._deaths + 1, progress
             if self._deaths >= MAX_DEATHS:
                 raise ChildProcessError(
-                    f"{service.title} died {MAX_DEATHS} times without progress; see {service.log}"
+                    f"{self.title} died {MAX_DEATHS} times without progress; see {self.log}"
                 )
-            log.warning("%s died; restarting it", service.title)
+            log.warning("%s died; restarting it", self.title)
         self._restart_at = now + self._delay
         self._delay = min(2 * self._delay, MAX_DELAY)
 
@@ -126,34 +122,33 @@ class Supervisor(Startable):
         services: Sequence[Service],
         *,
         on_close: ExitStack | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder, self._lock_file, self._services = folder, lock_file, services
-        self._on_close, self._clock = on_close or ExitStack(), clock
-        self._processes: dict[str, SupervisedProcess] = {}
+        self.folder, self._lock_file, self.services = folder, lock_file, services
+        self._on_close = on_close or ExitStack()
+        self._started: list[Service] = []
 
     @property
     def pids(self) -> dict[str, int]:
-        processes = {name: supervised.process for name, supervised in self._processes.items()}
+        processes = {service.name: service.process for service in self._started}
         return {name: p.pid for name, p in processes.items() if p.is_alive and p.pid is not None}
 
     def start(self) -> None:
         """Lock the folder and start all services."""
         self._on_close.callback(RunLock(self.folder, self._lock_file).release)
-        for service in self._services:
-            supervised = SupervisedProcess(service, self._clock)
-            self._processes[service.name] = supervised
-            self._on_close.callback(supervised.stop)
+        for service in self.services:
+            service.start()
+            self._started.append(service)
+            self._on_close.callback(service.stop)
 
     def forward_logs(self) -> None:
         """Repeat what the processes have logged since the last time."""
-        for supervised in self._processes.values():
-            supervised.forward_log()
+        for service in self._started:
+            service.forward_log()
 
     def check(self) -> None:
         """Restart dead processes, but none while one that it depends on waits for its restart."""
-        for supervised in self._processes.values():
-            if not supervised.check():
+        for service in self._started:
+            if not service.check():
                 return
 
     def close(self) -> None:
