@@ -28,6 +28,10 @@ class StepTimeCurve:
     shares: FloatArray
     seconds: FloatArray
 
+    @property
+    def points(self) -> CurvePoints:
+        return tuple(zip(self.shares.tolist(), self.seconds.tolist(), strict=True))
+
     def seconds_for(self, share: float) -> float:
         return float(np.interp(share, self.shares, self.seconds))
 

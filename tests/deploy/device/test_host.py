@@ -6,9 +6,6 @@ import pytest
 from pliant.deploy.device.host import (
     HostStatus,
     Limits,
-    compute_cpu_share,
-    estimate_slowdown,
-    find_refusal,
     is_hot,
     read_cpu_quota,
     read_host,
@@ -62,7 +59,7 @@ def test_a_zone_at_its_limit_is_hot(tmp_path, millidegrees, hot):
 )
 def test_a_device_on_battery_declines_if_its_owner_wants_that(charging, only, reason):
     host = HostStatus(1.0, 0.0, charging, False)
-    assert find_refusal(Limits(only_when_charging=only), host) == reason
+    assert Limits(only_when_charging=only).find_refusal(host) == reason
 
 
 def test_a_cpu_share_of_zero_is_refused():
@@ -72,7 +69,7 @@ def test_a_cpu_share_of_zero_is_refused():
 
 @pytest.mark.parametrize(("hot", "share"), [(False, 0.3), (True, 0.15)])
 def test_a_hot_machine_uses_half_of_the_allowed_share(hot, share):
-    assert compute_cpu_share(Limits(cpu_share=0.3), HostStatus(2.0, 0.0, None, hot)) == share
+    assert Limits(cpu_share=0.3).compute_cpu_share(HostStatus(2.0, 0.0, None, hot)) == share
 
 
 @pytest.mark.parametrize(
@@ -81,12 +78,12 @@ def test_a_hot_machine_uses_half_of_the_allowed_share(hot, share):
 )
 def test_the_slowdown_is_estimated_from_quota_and_load(cores, load, slowdown):
     host = HostStatus(cores, load, None, False)
-    assert estimate_slowdown(Limits(), host) == slowdown
-    assert estimate_slowdown(Limits(cpu_share=0.5), host) == 2 * slowdown
+    assert Limits().estimate_slowdown(host) == slowdown
+    assert Limits(cpu_share=0.5).estimate_slowdown(host) == 2 * slowdown
 
 
 def test_an_unknown_charging_state_does_not_count_as_on_battery(monkeypatch):
     battery = SimpleNamespace(power_plugged=None)
     monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
     assert read_host().is_charging is None
-    assert find_refusal(Limits(only_when_charging=True), read_host()) is None
+    assert Limits(only_when_charging=True).find_refusal(read_host()) is None

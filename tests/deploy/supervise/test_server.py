@@ -11,7 +11,8 @@ import pytest
 
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise import server as server_module
-from pliant.deploy.supervise.run_follower import LogForwarder, RunFollower
+from pliant.deploy.supervise.child_process import LogForwarder
+from pliant.deploy.supervise.run_follower import RunFollower
 from pliant.deploy.supervise.server import ServerSupervisor
 from pliant.engine.ledger import RoundRecord
 from pliant.storage import formats

@@ -2,29 +2,18 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from pliant.deploy.device.calibration import (
-    load_or_calibrate,
-    make_example_batch,
-    to_points,
-    write_curve,
-)
-from pliant.deploy.device.host import (
-    Limits,
-    compute_cpu_share,
-    estimate_slowdown,
-    find_refusal,
-    read_host,
-)
+from pliant.deploy.device.calibration import load_or_calibrate, write_curve
+from pliant.deploy.device.host import Limits, read_host
 from pliant.deploy.device.pacing import MeasuredPacer
 from pliant.deploy.device.simulated_pacing import SimulatedPacer
-from pliant.deploy.device.state import DeviceStateStore
+from pliant.deploy.device.state import load_device_state, save_device_state
 from pliant.deploy.messages import (
     DELTA,
     EXTRA,
@@ -56,7 +45,7 @@ class LoadedExperiment:
     pace: Pace
     experiment: Experiment
     context: WorkerContext
-    curves: dict[int, StepTimeCurve] = field(default_factory=dict)  # by device
+    curve: StepTimeCurve  # of mini-batches on this machine when nothing else runs
     slowdown: float | None = None  # at the end of the last round, if there was one
 
 
@@ -72,11 +61,8 @@ class DeviceAgent:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._number = number
-        self._folder = folder
-        self._limits = limits
-        self._clock = clock
-        self._sleep = sleep
+        self._number, self._folder, self._limits = number, folder, limits
+        self._clock, self._sleep = clock, sleep
         self._encode_seconds = ENCODE_SECONDS
         self._loaded: LoadedExperiment | None = None
 
@@ -89,14 +75,14 @@ class DeviceAgent:
         request, tensors = decode_request(raw)
         request = msgspec.structs.replace(request, device=self._number)
         try:
-            reason = find_refusal(self._limits, read_host())
+            host = read_host()
+            reason = self._limits.find_refusal(host)
             if reason is not None:
                 return encode_message(TrainReply("declined", request.device, request.round, reason))
             loaded = self._load_experiment(request.experiment, request.pace)
-            curve = self._load_curve(loaded, request.device)
             if request.kind == "hello":
-                slowdown = loaded.slowdown or estimate_slowdown(self._limits, read_host())
-                points = to_points(curve.scale(slowdown))
+                slowdown = loaded.slowdown or self._limits.estimate_slowdown(host)
+                points = loaded.curve.scale(slowdown).points
                 return encode_message(TrainReply("hello", request.device, curve=points))
             return self._train(loaded, request, tensors, self._clock() - queued)
         except Exception as error:  # the server continues without this device
@@ -108,17 +94,9 @@ class DeviceAgent:
         if self._loaded is None or (self._loaded.digest, self._loaded.pace) != (key, pace):
             experiment = decode(localise_config(config, self._limits, pace), Experiment)
             context = build_context(*build_experiment(experiment), experiment.federated_method)
-            self._loaded = LoadedExperiment(key, pace, experiment, context)
+            curve = load_or_calibrate(context, self._number, self._folder)
+            self._loaded = LoadedExperiment(key, pace, experiment, context, curve)
         return self._loaded
-
-    def _load_curve(self, loaded: LoadedExperiment, device: int) -> StepTimeCurve:
-        """Return how long mini-batches take on this machine when nothing else runs."""
-        if device not in loaded.curves:
-            context, batch = loaded.context, loaded.context.method.local.batch
-            samples = context.data.train.select(context.get_share(device)[:batch])
-            x, y = make_example_batch(samples.get_normalised(), samples.labels, batch)
-            loaded.curves[device] = load_or_calibrate(context.net, x, y, self._folder)
-        return loaded.curves[device]
 
     def _train(
         self,
@@ -129,17 +107,15 @@ class DeviceAgent:
     ) -> bytes:
         context, experiment = loaded.context, loaded.experiment
         key = TaskKey(experiment.seed, request.round, request.device)
-        work = context.plan_work(request.device)
-        store = DeviceStateStore(self._folder / loaded.digest)
+        work, folder = context.plan_work(request.device), self._folder / loaded.digest
         params = tensors.get(PARAMS, {})
         initial = init_device_state(context.method, params)
-        device_state, residual = store.load(request.merged_round, initial)
-        row = 0 if request.row is None else request.row
+        device_state, residual = load_device_state(folder, request.merged_round, initial)
         task = Task(
             key,
             params,
             request.lr,
-            context.subnet_to_send(row, key),
+            context.subnet_to_send(request.row or 0, key),
             tensors.get(EXTRA, {}),
             device_state,
             *context.summarise_data(request.device),
@@ -148,48 +124,37 @@ class DeviceAgent:
         update = context.train(task, iter_steps(context, key, pacer.choose))
         is_late = experiment.rules.late == "discard" and update.steps < len(work.sizes)
         if isinstance(pacer, MeasuredPacer):
-            loaded.slowdown = pacer.slowdown
-            curve = loaded.curves[request.device] = pacer.refine_curve()
-            write_curve(curve, context.net, context.method.local.batch, self._folder)
+            loaded.slowdown, loaded.curve = pacer.slowdown, pacer.refine_curve()
+            write_curve(loaded.curve, context, self._folder)
+        groups = {}
         if not update.steps or is_late:
-            update, groups = _make_empty_update(update), {}
+            update = Update(update.device, {}, 0, 0, 0.0, 0.0)
         else:
             delta, residual = compress_update(context.net, update, request.compression, residual)
-            store.save(request.round, update.device_state, residual)
+            save_device_state(folder, request.round, update.device_state, residual)
             groups = {DELTA: delta, EXTRA: update.extra}
         ended_at = self._clock()
-        reply = self._make_reply(loaded, request, update, pacer, ended_at - arrived_at)
-        raw = encode_message(reply, groups)
-        self._encode_seconds = self._clock() - ended_at
-        return raw
-
-    def _make_reply(
-        self,
-        loaded: LoadedExperiment,
-        request: TrainRequest,
-        update: Update,
-        pacer: "MeasuredPacer | SimulatedPacer",
-        seconds: float,
-    ) -> TrainReply:
-        curve = self._load_curve(loaded, request.device).scale(loaded.slowdown or 1.0)
-        return TrainReply(
+        reply = TrainReply(
             "update" if update.steps else "late",
             request.device,
             request.round,
             rows=tuple(pacer.rows),
             times=tuple(pacer.times),
-            seconds=seconds,
+            seconds=ended_at - arrived_at,
             samples=update.samples,
             macs=update.macs,
             loss=update.loss,
             num_samples=update.num_samples,
             short=pacer.short,
-            curve=to_points(curve),
+            curve=loaded.curve.scale(loaded.slowdown or 1.0).points,
         )
+        raw = encode_message(reply, groups)
+        self._encode_seconds = self._clock() - ended_at
+        return raw
 
     def _make_pacer(
         self, loaded: LoadedExperiment, request: TrainRequest, work: LocalWork, arrived_at: float
-    ) -> "MeasuredPacer | SimulatedPacer":
+    ) -> MeasuredPacer | SimulatedPacer:
         def clock() -> float:
             return self._clock() - arrived_at
 
@@ -199,13 +164,13 @@ class DeviceAgent:
         return MeasuredPacer(
             loaded.context.budget_policy,
             work,
-            self._load_curve(loaded, request.device),
+            loaded.curve,
             seconds=request.seconds - self._encode_seconds,
             clock=clock,
             server_choice=None if request.row is None else (request.row, request.macs),
-            slowdown=loaded.slowdown or estimate_slowdown(self._limits, host),
+            slowdown=loaded.slowdown or self._limits.estimate_slowdown(host),
             is_partial=loaded.experiment.rules.late == "partial",
-            cpu_share=compute_cpu_share(self._limits, host),
+            cpu_share=self._limits.compute_cpu_share(host),
             sleep=self._sleep,
         )
 
@@ -240,7 +205,3 @@ def _localise_traces(section: Any, limits: Limits, pace: Pace) -> Any:
     if limits.data is None:
         raise ValueError(f"expected --data FOLDER on the device for {section['path']!r}")
     return section | {"path": str(Path(limits.data) / Path(section["path"]).name)}
-
-
-def _make_empty_update(update: Update) -> Update:
-    return Update(update.device, {}, 0, 0, 0.0, 0.0)

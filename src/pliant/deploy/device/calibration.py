@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pliant.deploy.step_times import CurvePoints, StepTimeCurve, parse_curve
+from pliant.engine.local_work import WorkerContext
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimisers import Sgd
 from pliant.nn.trainer import SubnetTrainer
@@ -32,32 +32,36 @@ class StoredCurve(msgspec.Struct, frozen=True):
     points: CurvePoints
 
 
-def load_or_calibrate(net: Elastic, x: Tensor, y: Tensor, folder: Path) -> StepTimeCurve:
+def load_or_calibrate(context: WorkerContext, device: int, folder: Path) -> StepTimeCurve:
     """Return the cached step times of this machine, measuring them if there are none."""
-    path = _curve_path(net, len(y), folder)
     try:
-        stored = msgspec.json.decode(path.read_bytes(), type=StoredCurve)
+        raw = _curve_path(context, folder).read_bytes()
+        stored = msgspec.json.decode(raw, type=StoredCurve)
         points = stored.points if stored.format == formats.STEP_TIME_CURVE.number else ()
     except (FileNotFoundError, msgspec.DecodeError):
         points = ()
     curve = parse_curve(points)
     if curve is None:
-        curve = build_curve(net, measure_step_times(net, x, y))
-        write_curve(curve, net, len(y), folder)
+        x, y = _make_example_batch(context, device)
+        curve = build_curve(context.net, measure_step_times(context.net, x, y))
+        write_curve(curve, context, folder)
     return curve
 
 
-def write_curve(curve: StepTimeCurve, net: Elastic, batch: int, folder: Path) -> None:
-    stored = StoredCurve(formats.STEP_TIME_CURVE.number, to_points(curve))
-    atomic.write_bytes(_curve_path(net, batch, folder), msgspec.json.encode(stored))
+def write_curve(curve: StepTimeCurve, context: WorkerContext, folder: Path) -> None:
+    stored = StoredCurve(formats.STEP_TIME_CURVE.number, curve.points)
+    atomic.write_bytes(_curve_path(context, folder), msgspec.json.encode(stored))
 
 
-def to_points(curve: StepTimeCurve) -> CurvePoints:
-    return tuple(zip(curve.shares.tolist(), curve.seconds.tolist(), strict=True))
+def _curve_path(context: WorkerContext, folder: Path) -> Path:
+    return folder / f"curve-{context.net.fingerprint[:16]}-{context.method.local.batch}.json"
 
 
-def _curve_path(net: Elastic, batch: int, folder: Path) -> Path:
-    return folder / f"curve-{net.fingerprint[:16]}-{batch}.json"
+def _make_example_batch(context: WorkerContext, device: int) -> tuple[Tensor, Tensor]:
+    """Repeat a device's samples to fill a mini-batch."""
+    size, share = context.method.local.batch, context.get_share(device)
+    samples = context.data.train.select(np.resize(share, size))
+    return samples.get_normalised(), samples.labels
 
 
 def measure_step_times(
@@ -95,9 +99,3 @@ def build_curve(net: Elastic, step_time_model: StepTimeModel) -> StepTimeCurve:
     seconds = [step_time_model.predict_seconds(net, float(rate)) for rate in rates]
     rising = np.maximum.accumulate(np.array(seconds))
     return StepTimeCurve(np.array(shares), rising)
-
-
-def make_example_batch(x: Tensor, y: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Repeat samples to fill a mini-batch."""
-    repeats = -(-size // len(y))
-    return torch.cat([x] * repeats)[:size], torch.cat([y] * repeats)[:size]

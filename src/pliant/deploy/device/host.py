@@ -23,6 +23,25 @@ class Limits(Value, frozen=True):
     data: str | None = None  # folder of the datasets on this device
     code: str | None = None  # folder of the owner's `file.py:function`
 
+    def find_refusal(self, host: "HostStatus") -> str | None:
+        """Return why the device may not train now, if it may not."""
+        is_refused = self.only_when_charging and host.is_charging is False
+        return "it is not charging" if is_refused else None
+
+    def compute_cpu_share(self, host: "HostStatus") -> float:
+        """Return the share of a core to use: the owner's limit, halved on a hot machine."""
+        return self.cpu_share * (0.5 if host.is_hot else 1.0)
+
+    def estimate_slowdown(self, host: "HostStatus") -> float:
+        """Estimate, before any is measured, how much longer than calibrated mini-batches will take.
+
+        >>> from pliant.deploy.device.host import HostStatus, Limits
+        >>> host = HostStatus(cores=0.5, load=0.2, is_charging=None, is_hot=False)
+        >>> Limits().estimate_slowdown(host), Limits(cpu_share=0.25).estimate_slowdown(host)
+        (2.0, 8.0)
+        """
+        return max(1.0, host.load or 0.0) / min(1.0, host.cores) / self.compute_cpu_share(host)
+
 
 class DeviceSetup(Struct, frozen=True):
     """The arguments of a device's process: Flower's worker, or the client of a split run."""
@@ -98,25 +117,3 @@ def _read_hot_limit(zone: Path) -> float:
         except (OSError, ValueError):
             continue
     return HOT_CELSIUS
-
-
-def find_refusal(limits: Limits, host: HostStatus) -> str | None:
-    if limits.only_when_charging and host.is_charging is False:
-        return "it is not charging"
-    return None
-
-
-def compute_cpu_share(limits: Limits, host: HostStatus) -> float:
-    """Return the share of a core to use: the owner's limit, halved on a hot machine."""
-    return limits.cpu_share * (0.5 if host.is_hot else 1.0)
-
-
-def estimate_slowdown(limits: Limits, host: HostStatus) -> float:
-    """Estimate, before any is measured, how much longer than calibrated mini-batches will take.
-
-    >>> from pliant.deploy.device.host import HostStatus, Limits, estimate_slowdown
-    >>> host = HostStatus(cores=0.5, load=0.2, is_charging=None, is_hot=False)
-    >>> estimate_slowdown(Limits(), host), estimate_slowdown(Limits(cpu_share=0.25), host)
-    (2.0, 8.0)
-    """
-    return max(1.0, host.load or 0.0) / min(1.0, host.cores) / compute_cpu_share(limits, host)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 
 from pliant.deploy.messages import TrainRequest
-from pliant.devices import DeviceStatus, FixedChoice, RowChoice
+from pliant.devices import FixedChoice, RowChoice
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.local_work import LocalWork, WorkerContext
-from pliant.engine.timetable import RoundTasks, build_timetable
+from pliant.engine.timetable import RoundTasks, build_timetable, compute_start_status
 from pliant.experiment.config import Experiment
 from pliant.methods.base import TaskKey
 
@@ -39,18 +39,20 @@ class SimulatedPacer:
             macs = context.step_macs(int(choice.row[0]), key, step)
             return np.full(len(devices), work.sizes[step] * macs)
 
-        policy = context.budget_policy
+        policy, fleet, seed = context.budget_policy, experiment.fleet, experiment.seed
+        start = request.round * fleet.round_seconds
         if request.row is not None:
+            status = compute_start_status(fleet, tasks, seed=seed, start=start)
             choice = RowChoice(np.array([request.row]), np.array([request.macs]))
-            policy = FixedChoice(_make_start_status(tasks), choice)
+            policy = FixedChoice(status, choice)
         timetable = build_timetable(
-            experiment.fleet,
+            fleet,
             policy,
             tasks,
             experiment.rules,
-            seed=experiment.seed,
+            seed=seed,
             round=request.round,
-            start=request.round * experiment.fleet.round_seconds,
+            start=start,
             step_cost=count_macs,
         )
         used = int(timetable.used_steps[0])
@@ -67,11 +69,3 @@ class SimulatedPacer:
             return None
         self.rows.append(self._planned_rows[step])
         return self._planned_rows[step], self._planned_macs[step]
-
-
-def _make_start_status(tasks: RoundTasks) -> DeviceStatus:
-    """Return as much of a round's start status as a fixed choice reads."""
-    unknown = np.zeros(1)
-    return DeviceStatus(
-        tasks.devices, 0, unknown, unknown, unknown, 0.0, tasks.full_macs[:, 0], unknown, unknown
-    )

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from pliant.deploy.device.agent import localise_config
-from pliant.deploy.device.host import Limits, compute_cpu_share, find_refusal, read_host
+from pliant.deploy.device.host import Limits, read_host
 from pliant.deploy.grpc import frames
 from pliant.experiment.build import build_experiment
 from pliant.experiment.config import Experiment
@@ -49,7 +49,7 @@ class SplitDevice:
         self.number, self._path = number, folder / "split.ckpt"
         folder.mkdir(parents=True, exist_ok=True)
         self._limits, self._clock, self._sleep = limits, clock, sleep
-        self._cpu_share = compute_cpu_share(limits, read_host())  # updated in every round
+        self._cpu_share = limits.compute_cpu_share(read_host())  # updated in every round
         self._experiment_digest = ""
         self._channel_epoch, self._done_up_to, self._saved_up_to = "", 0, 0
         self._pending_replies: dict[int, bytes] = {}  # not yet confirmed by the server
@@ -118,7 +118,7 @@ class SplitDevice:
                 raise frames.MalformedFrame("expected a request with a mini-batch, got none")
             if batch.step == 0:
                 self.check_limits()
-                self._cpu_share = compute_cpu_share(self._limits, read_host())
+                self._cpu_share = self._limits.compute_cpu_share(read_host())
             client.request_batch(batch)
             self._is_batch_open = True
             message = client.forward() if batch.needs_activation else None
@@ -143,7 +143,7 @@ class SplitDevice:
 
     def check_limits(self) -> None:
         """Raise `TrainingDeclined` if the owner's limits do not allow training now."""
-        reason = find_refusal(self._limits, read_host())
+        reason = self._limits.find_refusal(read_host())
         if reason is not None:
             raise TrainingDeclined(reason)
 

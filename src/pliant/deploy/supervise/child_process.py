@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import logging
 import os
 import signal
 import socket
@@ -13,13 +14,15 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import BinaryIO, Self
 
 import msgspec
 
 from pliant.deploy.constants import PORTS
 from pliant.deploy.security.probe import ServerKind
 from pliant.extras import MissingExtra
+
+log = logging.getLogger("pliant")
 
 CHILD_ENV = {
     "OMP_NUM_THREADS": "1",
@@ -31,6 +34,7 @@ CHILD_ENV = {
 }
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TERMINATE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+_LEVELS = {logging.getLevelName(level): level for level in (logging.INFO, logging.WARNING)}
 
 
 def make_process_env(home: Path) -> dict[str, str]:
@@ -79,6 +83,31 @@ class ChildProcess:
     def _signal_group(self, signum: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signum)  # it leads a group, by `start_new_session`
+
+
+class LogForwarder:
+    """Forward the log of a child process to this one's; skip lines of other libraries."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def forward(self) -> None:
+        """Log the lines that were written since the last call, or since the beginning."""
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            lines = read_complete_lines(file)
+        self._offset += sum(map(len, lines))
+        for line in lines:
+            level, _, message = line.decode(errors="replace").rstrip().partition(" pliant: ")
+            if level in _LEVELS and message:
+                log.log(_LEVELS[level], "%s", message)
+
+
+def read_complete_lines(file: BinaryIO) -> list[bytes]:
+    """Return the rest of a file without an unfinished last line."""
+    lines, end, _ = file.read().rpartition(b"\n")
+    return (lines + end).splitlines(keepends=True)
 
 
 def read_log_tail(path: Path, count: int) -> str:

@@ -9,8 +9,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
-from pliant.deploy.supervise.child_process import Startable
-from pliant.deploy.supervise.run_follower import LogForwarder
+from pliant.deploy.supervise.child_process import LogForwarder, Startable
 from pliant.storage.run_lock import RunLock
 
 log = logging.getLogger("pliant")
