@@ -1,6 +1,7 @@
 """The gRPC server of a split run: device streams, TLS, and proof of each device's key."""
 
 import logging
+import secrets
 import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -125,7 +126,7 @@ class GrpcServer:
         if hello.version != version:
             reason = f"{name}: expected protocol version {version}, got {hello.version}"
             raise StreamRefused("FAILED_PRECONDITION", reason)
-        nonce = challenge.make_nonce()
+        nonce = secrets.token_bytes(32)
         yield frames.encode_frame(frames.Challenge(nonce, self._federation_name))
         proof = _receive_header(requests, frames.Proof)
         if self._public_keys is not None and not challenge.is_signature_valid(
@@ -154,7 +155,7 @@ class GrpcServer:
         """Pass a device's frames to its channel until the stream ends."""
         try:
             for raw in requests:
-                header, tensors = frames.decode_device_frame(raw)
+                header, tensors = frames.decode_frame(raw, frames.DEVICE_DECODER)
                 if isinstance(header, frames.Ready):
                     channel.mark_ready(stream_id, header.epoch, header.done_up_to)
                 elif isinstance(header, frames.SplitReply):
@@ -171,7 +172,7 @@ class GrpcServer:
 
 def _receive_header(requests: Iterator[bytes], header_type: type[Any]) -> Any:
     try:
-        header, _ = frames.decode_device_frame(next(requests))
+        header, _ = frames.decode_frame(next(requests), frames.DEVICE_DECODER)
     except frames.MalformedFrame as error:
         raise StreamRefused("INVALID_ARGUMENT", str(error)) from None
     except Exception:  # gRPC raises a different class for each way of ending

@@ -18,7 +18,10 @@ from cryptography.x509.oid import NameOID
 
 from pliant.storage import formats
 
+PrivateKey = ec.EllipticCurvePrivateKey
+PEM = serialization.Encoding.PEM
 CURVE = ec.SECP384R1()
+AUTHORITY_NAME = "pliant authority"
 VALID_YEARS = 5
 FORMAT_FILE = "format"  # beside each device's key
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -42,7 +45,8 @@ def make_keys(folder: Path, *, devices: int, hosts: Sequence[str] = ()) -> list[
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))  # owner only
     try:
-        names = tuple(dict.fromkeys((*LOCAL_HOSTS, *_find_own_name(), *hosts)))
+        own_names = filter(_HOST_NAME.fullmatch, [socket.gethostname()])
+        names = tuple(dict.fromkeys((*LOCAL_HOSTS, *own_names, *hosts)))
         paths = _write_keys(draft, devices, names)
         draft.replace(folder)
     except BaseException:
@@ -52,16 +56,16 @@ def make_keys(folder: Path, *, devices: int, hosts: Sequence[str] = ()) -> list[
 
 
 def _write_keys(folder: Path, devices: int, hosts: Sequence[str]) -> list[Path]:
-    authority_key = ec.generate_private_key(CURVE)
-    authority = _make_certificate("pliant authority", authority_key, None, authority_key, ())
-    server_key = ec.generate_private_key(CURVE)
-    server = _make_certificate("pliant server", server_key, authority, authority_key, hosts)
+    authority_key, server_key = (ec.generate_private_key(CURVE) for _ in range(2))
+    authority = _make_certificate(AUTHORITY_NAME, authority_key, authority_key)
+    server = _make_certificate("pliant server", server_key, authority_key, hosts)
+    pkcs8 = serialization.PrivateFormat.PKCS8
     paths = [
-        _write_public(folder / "ca.crt", authority.public_bytes(serialization.Encoding.PEM)),
-        _write_secret(folder / "ca.key", _encode_pem(authority_key)),
-        _write_public(folder / "server.pem", server.public_bytes(serialization.Encoding.PEM)),
-        _write_secret(folder / "server.key", _encode_pem(server_key)),
-        _write_secret(folder / "superexec.secret", secrets.token_hex(32).encode()),
+        _write_file(folder / "ca.crt", authority.public_bytes(PEM)),
+        _write_file(folder / "ca.key", _encode_key(authority_key, pkcs8), is_secret=True),
+        _write_file(folder / "server.pem", server.public_bytes(PEM)),
+        _write_file(folder / "server.key", _encode_key(server_key, pkcs8), is_secret=True),
+        _write_file(folder / "superexec.secret", secrets.token_hex(32).encode(), is_secret=True),
     ]
     for number in range(devices):
         paths += make_device_key(folder / "devices" / str(number))
@@ -72,18 +76,14 @@ def make_device_key(folder: Path) -> list[Path]:
     """Make the key pair of one device in OpenSSH format, which Flower requires."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = ec.generate_private_key(CURVE)
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
+    private = _encode_key(key, serialization.PrivateFormat.OpenSSH)
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
     return [
-        _write_secret(folder / "key", private),
-        _write_public(folder / "key.pub", public),
-        _write_public(folder / FORMAT_FILE, b"%d\n" % formats.KEYS.number),
+        _write_file(folder / "key", private, is_secret=True),
+        _write_file(folder / "key.pub", public),
+        _write_file(folder / FORMAT_FILE, b"%d\n" % formats.KEYS.number),
     ]
 
 
@@ -155,11 +155,6 @@ def _check_file(path: Path) -> None:
         raise FileNotFoundError(f"{path}: expected this file of `pliant deploy init`, found none")
 
 
-def _find_own_name() -> tuple[str, ...]:
-    name = socket.gethostname()
-    return (name,) if _HOST_NAME.fullmatch(name) else ()
-
-
 def check_private_file(path: Path) -> None:
     """Raise an error if a secret is missing or readable by other users."""
     _check_file(path)
@@ -170,34 +165,31 @@ def check_private_file(path: Path) -> None:
 
 
 def _make_certificate(
-    name: str,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: x509.Certificate | None,
-    signer: ec.EllipticCurvePrivateKey,
-    hosts: Sequence[str],
+    name: str, key: PrivateKey, authority_key: PrivateKey, hosts: Sequence[str] = ()
 ) -> x509.Certificate:
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    is_authority = issuer is None
+    now, signer = datetime.now(UTC), authority_key.public_key()
+    is_authority = key is authority_key
     builder = (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject if issuer is None else issuer.subject)
+        .subject_name(_make_name(name))
+        .issuer_name(_make_name(AUTHORITY_NAME))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(days=365 * VALID_YEARS))
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), critical=False)
         .add_extension(_make_key_usage(is_authority), critical=True)
     )
     if hosts:
         names = x509.SubjectAlternativeName([_make_general_name(host) for host in hosts])
         builder = builder.add_extension(names, critical=False)
-    return builder.sign(signer, hashes.SHA384())
+    return builder.sign(authority_key, hashes.SHA384())
+
+
+def _make_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _make_key_usage(is_authority: bool) -> x509.KeyUsage:
@@ -221,21 +213,11 @@ def _make_general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _encode_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+def _encode_key(key: PrivateKey, key_format: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(PEM, key_format, serialization.NoEncryption())
 
 
-def _write_secret(path: Path, raw: bytes) -> Path:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(raw)
-    return path
-
-
-def _write_public(path: Path, raw: bytes) -> Path:
+def _write_file(path: Path, raw: bytes, *, is_secret: bool = False) -> Path:
+    path.touch(0o600 if is_secret else 0o666, exist_ok=False)
     path.write_bytes(raw)
     return path

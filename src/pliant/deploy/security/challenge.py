@@ -1,6 +1,5 @@
 """Challenge and response: a device signs the server's nonce and the federation's name."""
 
-import secrets
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,10 +17,6 @@ PublicKeys = dict[int, ec.EllipticCurvePublicKey]
 def read_federation_name(ca: Path) -> str:
     """Return the federation's name: the digest of its authority's certificate."""
     return sha256(ca.read_bytes()).hexdigest()
-
-
-def make_nonce() -> bytes:
-    return secrets.token_bytes(32)
 
 
 def read_public_keys(folder: Path) -> PublicKeys:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -28,7 +29,9 @@ def register_devices(keys: Path, registry_path: Path, superlink: str, run_flwr: 
 
     Flower keeps keys after a restart, so the registered ones are listed in `registry_path`.
     """
-    entries = _read_entries(registry_path)
+    entries: dict[str, NodeEntry] = {}
+    with suppress(FileNotFoundError, msgspec.DecodeError):
+        entries = msgspec.json.decode(registry_path.read_bytes(), type=dict[str, NodeEntry])
     folders = sorted(path for path in (keys / "devices").iterdir() if path.is_dir())
     key_folders = {(folder / "key.pub").read_text().strip(): folder for folder in folders}
     outdated = [
@@ -60,13 +63,6 @@ def register_devices(keys: Path, registry_path: Path, superlink: str, run_flwr: 
         new_entries = list(pool.map(register_key, new_keys))
     entries |= {key: entry for key, entry in zip(new_keys, new_entries, strict=True) if entry}
     atomic.write_bytes(registry_path, msgspec.json.encode(entries))
-
-
-def _read_entries(registry_path: Path) -> dict[str, NodeEntry]:
-    try:
-        return msgspec.json.decode(registry_path.read_bytes(), type=dict[str, NodeEntry])
-    except (FileNotFoundError, msgspec.DecodeError):
-        return {}
 
 
 def summarise_output(completed: "CompletedProcess[str]") -> str:
