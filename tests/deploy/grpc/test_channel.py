@@ -17,14 +17,15 @@ from pliant.deploy.grpc.channel import (
 )
 from pliant.deploy.grpc.device import SplitDevice
 from pliant.deploy.grpc.frames import (
+    DEVICE_DECODER,
+    SERVER_DECODER,
     MalformedFrame,
     Ready,
     SplitReply,
     SplitRequest,
     SplitRunConfig,
     bytes_to_tensor,
-    decode_device_frame,
-    decode_server_frame,
+    decode_frame,
     encode_frame,
     tensor_to_bytes,
 )
@@ -90,14 +91,14 @@ class Connection:
             )
             self.down += [frame] if frame else []
         if "a" in steps and self.down:
-            header, tensors = decode_server_frame(self.down.pop(0))
+            header, tensors = decode_frame(self.down.pop(0), SERVER_DECODER)
             if isinstance(header, SplitRunConfig):
                 self.up += self.device.configure(header)
             else:
                 frame = self.device.handle_request(header, tensors)
                 self.up += [frame] if frame else []
         if "u" in steps and self.up:
-            header, tensors = decode_device_frame(self.up.pop(0))
+            header, tensors = decode_frame(self.up.pop(0), DEVICE_DECODER)
             if isinstance(header, Ready):
                 self.channel.mark_ready(self.stream_id, header.epoch, header.done_up_to)
             else:
@@ -162,7 +163,7 @@ def test_pending_requests_are_limited_and_a_silent_device_leaves(tmp_path):
     assert channel.send_request("forget") is None  # no reply came: the device has left
     assert not channel.is_in_round
     frame, announced_epoch = channel.get_next_frame(stream_id, announced_epoch, {}, timeout=0.0)
-    assert decode_server_frame(frame)[0].epoch == announced_epoch == channel.epoch != epoch
+    assert decode_frame(frame, SERVER_DECODER)[0].epoch == announced_epoch == channel.epoch != epoch
     channel.receive_reply(stream_id, SplitReply(1, 1), {})  # of the old epoch
     channel.mark_ready(stream_id, epoch, 3)
     assert not channel.join_round()
@@ -207,4 +208,4 @@ def test_a_truncated_frame_is_refused():
     header = encode_frame(SplitReply(3, 2, 0.5, (1,)))  # a valid frame without tensors
     for size in set(range(len(frame))) - {len(header)}:
         with pytest.raises(MalformedFrame):
-            decode_device_frame(frame[:size])
+            decode_frame(frame[:size], DEVICE_DECODER)

@@ -22,10 +22,11 @@ from pliant.deploy.grpc import client, server
 from pliant.deploy.grpc.channel import DeviceChannel
 from pliant.deploy.grpc.device import SplitDevice
 from pliant.deploy.grpc.frames import (
+    SERVER_DECODER,
     Hello,
     Proof,
     SplitRunConfig,
-    decode_server_frame,
+    decode_frame,
     encode_frame,
 )
 from pliant.engine.ledger import TaskRecord
@@ -138,7 +139,7 @@ def test_a_stream_whose_peer_is_gone_keeps_no_device_out(tmp_path, monkeypatch):
             outgoing.put(encode_frame(Hello(0, "before the power loss")))
             next(call)
             outgoing.put(encode_frame(Proof(b"")))
-            assert isinstance(decode_server_frame(next(call))[0], SplitRunConfig)
+            assert isinstance(decode_frame(next(call), SERVER_DECODER)[0], SplitRunConfig)
             proxy.is_broken.set()
             devices = make_devices([0], tmp_path)
             with connect_devices(devices, server_run.grpc_server.port, tmp_path):
@@ -178,7 +179,7 @@ def test_a_taken_number_is_free_for_the_same_process_at_once(process, tmp_path):
         next(call)
         outgoing.put(encode_frame(Proof(b"")))
         if process == "original":
-            assert isinstance(decode_server_frame(next(call))[0], SplitRunConfig)
+            assert isinstance(decode_frame(next(call), SERVER_DECODER)[0], SplitRunConfig)
         else:
             with pytest.raises(grpc.RpcError) as refusal:
                 next(call)

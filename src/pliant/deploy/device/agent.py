@@ -49,22 +49,17 @@ class LoadedExperiment:
     slowdown: float | None = None  # at the end of the last round, if there was one
 
 
+@dataclass
 class DeviceAgent:
     """Handle requests one at a time."""
 
-    def __init__(
-        self,
-        number: int,
-        folder: Path,
-        limits: Limits,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._number, self._folder, self._limits = number, folder, limits
-        self._clock, self._sleep = clock, sleep
-        self._encode_seconds = ENCODE_SECONDS
-        self._loaded: LoadedExperiment | None = None
+    number: int
+    folder: Path
+    limits: Limits
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    encode_seconds: float = ENCODE_SECONDS  # of the last reply
+    _loaded: LoadedExperiment | None = None
 
     def handle_request(self, raw: bytes, queued: float = 0.0) -> bytes:
         """Handle a request and return the reply.
@@ -73,18 +68,18 @@ class DeviceAgent:
         request has waited for an earlier one.
         """
         request, tensors = decode_request(raw)
-        request = msgspec.structs.replace(request, device=self._number)
+        request = msgspec.structs.replace(request, device=self.number)
         try:
             host = read_host()
-            reason = self._limits.find_refusal(host)
+            reason = self.limits.find_refusal(host)
             if reason is not None:
                 return encode_message(TrainReply("declined", request.device, request.round, reason))
             loaded = self._load_experiment(request.experiment, request.pace)
             if request.kind == "hello":
-                slowdown = loaded.slowdown or self._limits.estimate_slowdown(host)
+                slowdown = loaded.slowdown or self.limits.estimate_slowdown(host)
                 points = loaded.curve.scale(slowdown).points
                 return encode_message(TrainReply("hello", request.device, curve=points))
-            return self._train(loaded, request, tensors, self._clock() - queued)
+            return self._train(loaded, request, tensors, self.clock() - queued)
         except Exception as error:  # the server continues without this device
             reason = f"{type(error).__name__}: {error}"
             return encode_message(TrainReply("failed", request.device, request.round, reason))
@@ -92,9 +87,9 @@ class DeviceAgent:
     def _load_experiment(self, config: Any, pace: Pace) -> LoadedExperiment:
         key = sha256(msgspec.json.encode(config)).hexdigest()[:16]
         if self._loaded is None or (self._loaded.digest, self._loaded.pace) != (key, pace):
-            experiment = decode(localise_config(config, self._limits, pace), Experiment)
+            experiment = decode(localise_config(config, self.limits, pace), Experiment)
             context = build_context(*build_experiment(experiment), experiment.federated_method)
-            curve = load_or_calibrate(context, self._number, self._folder)
+            curve = load_or_calibrate(context, self.number, self.folder)
             self._loaded = LoadedExperiment(key, pace, experiment, context, curve)
         return self._loaded
 
@@ -107,7 +102,7 @@ class DeviceAgent:
     ) -> bytes:
         context, experiment = loaded.context, loaded.experiment
         key = TaskKey(experiment.seed, request.round, request.device)
-        work, folder = context.plan_work(request.device), self._folder / loaded.digest
+        work, folder = context.plan_work(request.device), self.folder / loaded.digest
         params = tensors.get(PARAMS, {})
         initial = init_device_state(context.method, params)
         device_state, residual = load_device_state(folder, request.merged_round, initial)
@@ -125,7 +120,7 @@ class DeviceAgent:
         is_late = experiment.rules.late == "discard" and update.steps < len(work.sizes)
         if isinstance(pacer, MeasuredPacer):
             loaded.slowdown, loaded.curve = pacer.slowdown, pacer.refine_curve()
-            write_curve(loaded.curve, context, self._folder)
+            write_curve(loaded.curve, context, self.folder)
         groups = {}
         if not update.steps or is_late:
             update = Update(update.device, {}, 0, 0, 0.0, 0.0)
@@ -133,7 +128,7 @@ class DeviceAgent:
             delta, residual = compress_update(context.net, update, request.compression, residual)
             save_device_state(folder, request.round, update.device_state, residual)
             groups = {DELTA: delta, EXTRA: update.extra}
-        ended_at = self._clock()
+        ended_at = self.clock()
         reply = TrainReply(
             "update" if update.steps else "late",
             request.device,
@@ -149,14 +144,14 @@ class DeviceAgent:
             curve=loaded.curve.scale(loaded.slowdown or 1.0).points,
         )
         raw = encode_message(reply, groups)
-        self._encode_seconds = self._clock() - ended_at
+        self.encode_seconds = self.clock() - ended_at
         return raw
 
     def _make_pacer(
         self, loaded: LoadedExperiment, request: TrainRequest, work: LocalWork, arrived_at: float
     ) -> MeasuredPacer | SimulatedPacer:
         def clock() -> float:
-            return self._clock() - arrived_at
+            return self.clock() - arrived_at
 
         if request.pace == "simulated":
             return SimulatedPacer(loaded.context, loaded.experiment, request, work, clock)
@@ -165,13 +160,13 @@ class DeviceAgent:
             loaded.context.budget_policy,
             work,
             loaded.curve,
-            seconds=request.seconds - self._encode_seconds,
+            seconds=request.seconds - self.encode_seconds,
             clock=clock,
             server_choice=None if request.row is None else (request.row, request.macs),
-            slowdown=loaded.slowdown or self._limits.estimate_slowdown(host),
+            slowdown=loaded.slowdown or self.limits.estimate_slowdown(host),
             is_partial=loaded.experiment.rules.late == "partial",
-            cpu_share=self._limits.compute_cpu_share(host),
-            sleep=self._sleep,
+            cpu_share=self.limits.compute_cpu_share(host),
+            sleep=self.sleep,
         )
 
 

@@ -7,7 +7,7 @@ measured on the device, therefore converts the time left into the MACs that a po
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -20,6 +20,7 @@ SLOWDOWN_WINDOW = 3  # mini-batches; their median is the slowdown, so one outlie
 RESERVE = 0.05  # share of the round kept back for the unforeseen
 
 
+@dataclass
 class MeasuredPacer:
     """Choose the cost of each mini-batch from how long the previous ones took.
 
@@ -27,28 +28,23 @@ class MeasuredPacer:
     request arrived; `slowdown` is how much longer they take than the curve says.
     """
 
-    def __init__(
-        self,
-        policy: BudgetPolicy,
-        work: LocalWork,
-        curve: StepTimeCurve,
-        *,
-        seconds: float,
-        clock: Callable[[], float],  # seconds since the request arrived
-        cpu_clock: Callable[[], float] = time.process_time,
-        server_choice: tuple[int, float] | None = None,
-        slowdown: float = 1.0,
-        is_partial: bool = False,
-        cpu_share: float = 1.0,
-        sleep: Callable[[float], None] = lambda seconds: None,
-    ) -> None:
-        # divide the time left among the remaining steps: fixed slots let a device fall behind
-        self._policy = replace(policy, budget="paced") if isinstance(policy, PerBatch) else policy
-        self._work, self._curve, self._server_choice = work, curve, server_choice
-        self._seconds, self._end = seconds, seconds * (1 - RESERVE)
-        self._clock, self._cpu_clock, self._sleep = clock, cpu_clock, sleep
-        self._is_partial, self._cpu_share = is_partial, cpu_share
-        self.slowdown = slowdown
+    policy: BudgetPolicy
+    work: LocalWork
+    curve: StepTimeCurve
+    seconds: float
+    clock: Callable[[], float]  # seconds since the request arrived
+    cpu_clock: Callable[[], float] = time.process_time
+    server_choice: tuple[int, float] | None = None
+    slowdown: float = 1.0
+    is_partial: bool = False
+    cpu_share: float = 1.0
+    sleep: Callable[[float], None] = lambda seconds: None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.policy, PerBatch):
+            # divide the time left among the remaining steps: fixed slots let a device fall behind
+            self.policy = replace(self.policy, budget="paced")
+        self._end = self.seconds * (1 - RESERVE)
         self._ratios: deque[float] = deque(maxlen=SLOWDOWN_WINDOW)
         self.times: list[float] = []
         self._cpu_times: list[float] = []  # CPU time at the start of each mini-batch
@@ -60,14 +56,14 @@ class MeasuredPacer:
         """Return the row and the expected MACs of a mini-batch; None when the round is over."""
         if step:
             self._observe_step(step - 1)
-        now = self._clock()
+        now = self.clock()
         self.times.append(now)
-        self._cpu_times.append(self._cpu_clock())
-        if step == len(self._work.sizes):
+        self._cpu_times.append(self.cpu_clock())
+        if step == len(self.work.sizes):
             return None
         row, macs = self._choose_row(step, now)
-        needed = self._estimate_seconds(step, macs) if self._is_partial else 0.0
-        if now + needed > self._seconds:  # do not start a step that cannot finish in time
+        needed = self._estimate_seconds(step, macs) if self.is_partial else 0.0
+        if now + needed > self.seconds:  # do not start a step that cannot finish in time
             return None
         self.rows.append(row)
         self.macs.append(macs)
@@ -76,21 +72,21 @@ class MeasuredPacer:
     def refine_curve(self) -> StepTimeCurve:
         """Return the curve corrected by this round's CPU times (other programs do not count)."""
         elapsed = np.diff(self._cpu_times)
-        sizes = self._work.sizes[: len(elapsed)]
-        shares = [m / (self._work.full_macs * n) for m, n in zip(self.macs, sizes, strict=False)]
-        return self._curve.refine(shares, elapsed * self._work.sizes[0] / sizes)
+        sizes = self.work.sizes[: len(elapsed)]
+        shares = [m / (self.work.full_macs * n) for m, n in zip(self.macs, sizes, strict=False)]
+        return self.curve.refine(shares, elapsed * self.work.sizes[0] / sizes)
 
     def _choose_row(self, step: int, now: float) -> tuple[int, float]:
-        full_macs = self._work.full_macs * self._work.sizes[step]
-        if self._server_choice is not None:
-            row, first_macs = self._server_choice
-            share = first_macs / (self._work.full_macs * self._work.sizes[0])
+        full_macs = self.work.full_macs * self.work.sizes[step]
+        if self.server_choice is not None:
+            row, first_macs = self.server_choice
+            share = first_macs / (self.work.full_macs * self.work.sizes[0])
             return row, first_macs if step == 0 else share * full_macs
-        macs_left = self._work.macs_left(step)
+        macs_left = self.work.macs_left(step)
         time_left = max(self._end - now, 1e-9)
         slot = time_left * full_macs / macs_left
-        batch_share = self._work.sizes[step] / self._work.sizes[0]
-        share = self._curve.scale(self.slowdown).share_within(slot / batch_share)
+        batch_share = self.work.sizes[step] / self.work.sizes[0]
+        share = self.curve.scale(self.slowdown).share_within(slot / batch_share)
         status = DeviceStatus(
             np.zeros(1, np.int64),
             step,
@@ -100,23 +96,23 @@ class MeasuredPacer:
             self._end,
             np.full(1, full_macs),
             np.full(1, macs_left),
-            np.full(1, self._work.macs_left(0)),
+            np.full(1, self.work.macs_left(0)),
         )
-        choice = self._policy.choose(status)
+        choice = self.policy.choose(status)
         self.short += bool(choice.is_short is not None and choice.is_short[0])
         return int(choice.row[0]), float(choice.macs[0])
 
     def _estimate_seconds(self, step: int, macs: float) -> float:
-        batch_share = self._work.sizes[step] / self._work.sizes[0]
-        share = macs / (self._work.full_macs * self._work.sizes[step])
-        return self._curve.seconds_for(share) * batch_share * self.slowdown
+        batch_share = self.work.sizes[step] / self.work.sizes[0]
+        share = macs / (self.work.full_macs * self.work.sizes[step])
+        return self.curve.seconds_for(share) * batch_share * self.slowdown
 
     def _observe_step(self, step: int) -> None:
         """Update the slowdown after a step, and sleep if the owner allows only part of a core."""
-        elapsed = self._clock() - self.times[step]
-        if self._cpu_share < 1.0:
-            self._sleep(elapsed * (1 / self._cpu_share - 1))
-            elapsed = self._clock() - self.times[step]
+        elapsed = self.clock() - self.times[step]
+        if self.cpu_share < 1.0:
+            self.sleep(elapsed * (1 / self.cpu_share - 1))
+            elapsed = self.clock() - self.times[step]
         expected = self._estimate_seconds(step, self.macs[step]) / self.slowdown
         self._ratios.append(elapsed / expected)
         if len(self._ratios) == SLOWDOWN_WINDOW:

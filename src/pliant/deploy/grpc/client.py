@@ -123,7 +123,7 @@ class GrpcClient:
 
     def _handle_frame(self, raw: bytes, outgoing: "queue.Queue[bytes | None]") -> bool:
         """Handle a frame; return whether the run continues."""
-        header, tensors = frames.decode_server_frame(raw)
+        header, tensors = frames.decode_frame(raw, frames.SERVER_DECODER)
         if isinstance(header, frames.SplitRequest):
             frame = self._device.handle_request(header, tensors)
             if frame is not None:

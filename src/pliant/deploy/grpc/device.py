@@ -8,6 +8,7 @@ later requests, and the same data, filters and gradients give the same bits.
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -34,22 +35,20 @@ class TrainingDeclined(Exception):
     """The owner's limits do not allow training now."""
 
 
+@dataclass
 class SplitDevice:
     """One client's part of the network and the requests executed on it."""
 
-    def __init__(
-        self,
-        number: int,
-        folder: Path,
-        limits: Limits,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.number, self._path = number, folder / "split.ckpt"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._limits, self._clock, self._sleep = limits, clock, sleep
-        self._cpu_share = limits.compute_cpu_share(read_host())  # updated in every round
+    number: int
+    folder: Path
+    limits: Limits
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._path = self.folder / "split.ckpt"
+        self._cpu_share = self.limits.compute_cpu_share(read_host())  # updated in every round
         self._experiment_digest = ""
         self._channel_epoch, self._done_up_to, self._saved_up_to = "", 0, 0
         self._pending_replies: dict[int, bytes] = {}  # not yet confirmed by the server
@@ -82,14 +81,14 @@ class SplitDevice:
         if request.number != self._done_up_to + 1:
             expected = self._done_up_to + 1
             raise frames.MalformedFrame(f"expected request {expected}, got {request.number}")
-        start = self._clock()
+        start = self.clock()
         result = self._execute(request, tensors)
-        elapsed = self._clock() - start
+        elapsed = self.clock() - start
         seconds = 0.0
         if request.kind in ("ask", "learn", "drop"):
             if self._cpu_share < 1:
-                self._sleep(elapsed * (1 / self._cpu_share - 1))
-            self._batch_seconds += self._clock() - start
+                self.sleep(elapsed * (1 / self._cpu_share - 1))
+            self._batch_seconds += self.clock() - start
         if request.kind in ("learn", "drop"):
             seconds, self._batch_seconds = self._batch_seconds, 0.0
         self._done_up_to = request.number
@@ -118,7 +117,7 @@ class SplitDevice:
                 raise frames.MalformedFrame("expected a request with a mini-batch, got none")
             if batch.step == 0:
                 self.check_limits()
-                self._cpu_share = self._limits.compute_cpu_share(read_host())
+                self._cpu_share = self.limits.compute_cpu_share(read_host())
             client.request_batch(batch)
             self._is_batch_open = True
             message = client.forward() if batch.needs_activation else None
@@ -143,12 +142,12 @@ class SplitDevice:
 
     def check_limits(self) -> None:
         """Raise `TrainingDeclined` if the owner's limits do not allow training now."""
-        reason = self._limits.find_refusal(read_host())
+        reason = self.limits.find_refusal(read_host())
         if reason is not None:
             raise TrainingDeclined(reason)
 
     def _build_client(self, encoded_experiment: Any) -> SplitClient:
-        experiment = decode(localise_config(encoded_experiment, self._limits), Experiment)
+        experiment = decode(localise_config(encoded_experiment, self.limits), Experiment)
         method = experiment.method
         if not isinstance(method, AnySplit):
             raise ValueError(f"Expected a split method, got {type(method).__name__}")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -16,6 +17,7 @@ from pliant.split.base import ClientCosts
 RECENT_BATCHES = 3  # their median gives a device's current speed
 
 
+@dataclass
 class WallClockEnvironment:
     """Run devices in parallel for one round of real time.
 
@@ -23,26 +25,22 @@ class WallClockEnvironment:
     Only seconds are reported by the devices, capped at the length of the round.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        round_macs: FloatArray,  # of each client
-        clients: dict[int, RemoteClient],
-        *,
-        seed: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._fleet, self._round_macs, self._clients = fleet, round_macs, clients
-        self._seed, self._clock = seed, clock
-        self.costs = [ClientCosts() for _ in clients]
+    fleet: Fleet
+    round_macs: FloatArray  # of each client
+    clients: dict[int, RemoteClient]
+    seed: int
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.costs = [ClientCosts() for _ in self.clients]
         self._participants: set[int] = set()
-        self._batch_macs: dict[int, list[float]] = {client: [] for client in clients}
+        self._batch_macs: dict[int, list[float]] = {client: [] for client in self.clients}
         self._open_batches: dict[int, tuple[float, int]] = {}  # MACs and samples, not charged yet
         self._best_speeds: dict[int, float] = {}
-        self._start = clock()
+        self._start = self.clock()
 
     def available_clients(self) -> list[int]:
-        available = [client for client in self._clients if self._is_available(client)]
+        available = [client for client in self.clients if self._is_available(client)]
         self._participants.update(available)
         return available
 
@@ -50,7 +48,7 @@ class WallClockEnvironment:
         speed = self._measure_speed(client)
         if speed is None:
             return 1.0
-        return speed * self._fleet.round_seconds / float(self._round_macs[client])
+        return speed * self.fleet.round_seconds / float(self.round_macs[client])
 
     def slowdown(self, client: int, macs: float, upload_bytes: int) -> float:
         speed = self._measure_speed(client)
@@ -83,27 +81,27 @@ class WallClockEnvironment:
     def barrier(self) -> None: ...
 
     def seconds_elapsed(self) -> float:
-        return self._clock() - self._start
+        return self.clock() - self._start
 
     def build_records(self, round_number: int) -> list[TaskRecord]:
         for client in self.available_clients():
-            if self._clients[client].channel.wait_for_all_replies():
+            if self.clients[client].channel.wait_for_all_replies():
                 self._charge_batch(client)
         length = max(self.seconds_elapsed(), 1e-9)
         available_macs = {}
         for client in sorted(self._participants):
-            costs, remote = self.costs[client], self._clients[client]
+            costs, remote = self.costs[client], self.clients[client]
             costs.refused.update(remote.problems)
             remote.problems.clear()
             costs.busy = min(sum(remote.channel.batch_seconds), length)
             costs.waited = length - costs.busy
             costs.has_left = not self._is_available(client)
             available_macs[client] = costs.macs * length / costs.busy if costs.busy else costs.macs
-        device_costs = self._fleet.get_costs(np.arange(len(self.costs)), seed=self._seed)
+        device_costs = self.fleet.get_costs(np.arange(len(self.costs)), seed=self.seed)
         return build_task_records(round_number, self.costs, available_macs, device_costs)
 
     def _is_available(self, client: int) -> bool:
-        return self._clients[client].channel.is_in_round and not self.costs[client].has_left
+        return self.clients[client].channel.is_in_round and not self.costs[client].has_left
 
     def _charge_batch(self, client: int) -> None:
         """Charge the open mini-batch, once it is known to be computed."""
@@ -112,11 +110,10 @@ class WallClockEnvironment:
 
     def _measure_speed(self, client: int) -> float | None:
         """Return a device's current MAC/s from its last mini-batches; None before the first."""
-        times = self._clients[client].channel.batch_seconds
-        count = len(times)
-        if not count:
+        times = self.clients[client].channel.batch_seconds
+        if not times:
             return None
-        recent_macs = self._batch_macs[client][:count][-RECENT_BATCHES:]
+        recent_macs = self._batch_macs[client][: len(times)][-RECENT_BATCHES:]
         pairs = zip(recent_macs, times[-RECENT_BATCHES:], strict=False)
         speed = median(macs / seconds for macs, seconds in pairs)
         self._best_speeds[client] = max(speed, self._best_speeds.get(client, 0.0))

@@ -5,7 +5,7 @@ each *epoch*, which lasts from one restore of a device's part by the server to t
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import safetensors.torch
@@ -19,6 +19,8 @@ from pliant.split.client import BatchRequest
 PROTOCOL_VERSION = 2
 RequestKind = Literal["restore", "ask", "learn", "drop", "take", "forget", "params", "state"]
 ACTIVATIONS, LABELS, GRADIENT = "body", "labels", "slope"
+
+H = TypeVar("H")
 
 
 class MalformedFrame(ValueError):
@@ -103,22 +105,12 @@ def encode_frame(
     return len(encoded_header).to_bytes(4, "little") + encoded_header + body
 
 
-_DEVICE_DECODER, _SERVER_DECODER = (
-    msgspec.msgpack.Decoder(type=kind) for kind in (DeviceHeader, ServerHeader)
-)
+DEVICE_DECODER: "msgspec.msgpack.Decoder[DeviceHeader]" = msgspec.msgpack.Decoder(DeviceHeader)
+SERVER_DECODER: "msgspec.msgpack.Decoder[ServerHeader]" = msgspec.msgpack.Decoder(ServerHeader)
 
 
-def decode_device_frame(raw: bytes) -> tuple[DeviceHeader, Params]:
-    """Decode a frame from a device, or raise `MalformedFrame`."""
-    return _decode_frame(raw, _DEVICE_DECODER)
-
-
-def decode_server_frame(raw: bytes) -> tuple[ServerHeader, Params]:
-    """Decode a frame from the server, or raise `MalformedFrame`."""
-    return _decode_frame(raw, _SERVER_DECODER)
-
-
-def _decode_frame(raw: bytes, decoder: "msgspec.msgpack.Decoder[Any]") -> tuple[Any, Params]:
+def decode_frame(raw: bytes, decoder: "msgspec.msgpack.Decoder[H]") -> tuple[H, Params]:
+    """Decode a frame by the decoder of its sender, or raise `MalformedFrame`."""
     size = int.from_bytes(raw[:4], "little")
     if len(raw) < 4 + size:
         raise MalformedFrame(f"expected a frame of at least {4 + size} bytes, got {len(raw)}")
@@ -132,11 +124,10 @@ def _decode_frame(raw: bytes, decoder: "msgspec.msgpack.Decoder[Any]") -> tuple[
 
 def bytes_to_tensor(raw: bytes) -> Tensor:
     """Wrap bytes in a tensor, which safetensors can carry."""
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else _EMPTY
+    if not raw:
+        return torch.zeros(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
 def tensor_to_bytes(tensor: Tensor) -> bytes:
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-_EMPTY = torch.zeros(0, dtype=torch.uint8)

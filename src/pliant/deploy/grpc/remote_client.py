@@ -9,15 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pliant.deploy.grpc import frames
 from pliant.deploy.grpc.channel import DeviceChannel
-from pliant.deploy.grpc.frames import (
-    ACTIVATIONS,
-    GRADIENT,
-    LABELS,
-    RequestKind,
-    bytes_to_tensor,
-    tensor_to_bytes,
-)
 from pliant.methods.validation import select_variances
 from pliant.params import Params, clone, is_finite, select_subtree
 from pliant.split.client import BatchRequest, LocalClient
@@ -71,14 +64,16 @@ class RemoteClient:
         if received is None:
             return None
         reply, tensors = received
-        if tensors.keys() != {ACTIVATIONS, LABELS}:
+        if tensors.keys() != {frames.ACTIVATIONS, frames.LABELS}:
             return tensors  # no `Message`, so validation rejects it
         return Message(
-            reply.shape, tensor_to_bytes(tensors[ACTIVATIONS]), tensor_to_bytes(tensors[LABELS])
+            reply.shape,
+            frames.tensor_to_bytes(tensors[frames.ACTIVATIONS]),
+            frames.tensor_to_bytes(tensors[frames.LABELS]),
         )
 
     def backward(self, gradient: bytes | None) -> None:
-        tensors = None if gradient is None else {GRADIENT: bytes_to_tensor(gradient)}
+        tensors = None if gradient is None else {frames.GRADIENT: frames.bytes_to_tensor(gradient)}
         self._send_request("learn", tensors)
 
     def skip(self) -> None:
@@ -107,7 +102,7 @@ class RemoteClient:
 
     def _send_request(
         self,
-        kind: RequestKind,
+        kind: frames.RequestKind,
         tensors: Mapping[str, Tensor] | None = None,
         *,
         batch: BatchRequest | None = None,
@@ -119,7 +114,7 @@ class RemoteClient:
             kind, batch=batch, tensors=tensors, needs_reply=needs_reply
         )
 
-    def _fetch(self, kind: RequestKind) -> None:
+    def _fetch(self, kind: frames.RequestKind) -> None:
         """Update the server's copy from the device; keep it as it is without a valid reply."""
         self._has_stale_params = False
         if kind == "state":
