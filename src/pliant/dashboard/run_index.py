@@ -14,8 +14,8 @@ import msgspec
 from pliant.analysis.records import EVENTS, decode_round
 from pliant.dashboard.run_view import RunView
 from pliant.dashboard.search_view import SearchView
-from pliant.dashboard.tail import read_range
 from pliant.storage import run_dir
+from pliant.storage.tail import read_range
 
 TRIALS = "trials.jsonl"  # of a search
 TAIL_BYTES = 1 << 16  # at a file's end, read for its summary

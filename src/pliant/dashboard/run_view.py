@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pliant.analysis.records import TASK_PREFIX, RoundFields, TaskFields, decode_round, decode_task
-from pliant.dashboard.tail import FileTail, read_range
+from pliant.storage.tail import FileTail, read_range
 
 MAX_POINTS = 600  # per curve and message: more than a screen can show
 MAX_TASKS = 400  # per round of a timeline

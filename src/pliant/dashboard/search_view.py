@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from pliant.dashboard.tail import FileTail
+from pliant.storage.tail import FileTail
 
 MAX_POINTS = 1500  # of the cloud behind the front: the newest
 COST_LABEL = "expected MACs of a step, share of the full network's"

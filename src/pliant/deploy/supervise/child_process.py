@@ -14,13 +14,14 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, Self
+from typing import Self
 
 import msgspec
 
 from pliant.deploy.constants import PORTS
 from pliant.deploy.security.probe import ServerKind
 from pliant.extras import MissingExtra
+from pliant.storage.tail import FileTail
 
 log = logging.getLogger("pliant")
 
@@ -89,25 +90,16 @@ class LogForwarder:
     """Forward the log of a child process to this one's; skip lines of other libraries."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._tail = FileTail(path)
+        self._tail.offset = path.stat().st_size if path.exists() else 0
 
     def forward(self) -> None:
         """Log the lines that were written since the last call, or since the beginning."""
-        with open(self._path, "rb") as file:
-            file.seek(self._offset)
-            lines = read_complete_lines(file)
-        self._offset += sum(map(len, lines))
-        for line in lines:
+        _, lines = self._tail.read_new_lines()
+        for line in lines.splitlines():
             level, _, message = line.decode(errors="replace").rstrip().partition(" pliant: ")
             if level in _LEVELS and message:
                 log.log(_LEVELS[level], "%s", message)
-
-
-def read_complete_lines(file: BinaryIO) -> list[bytes]:
-    """Return the rest of a file without an unfinished last line."""
-    lines, end, _ = file.read().rpartition(b"\n")
-    return (lines + end).splitlines(keepends=True)
 
 
 def read_log_tail(path: Path, count: int) -> str:

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 22
-MARKER_BYTES = 64  # before the offset, compared to detect that the file was rewritten
 
 
 class FileTail:
@@ -17,7 +16,7 @@ class FileTail:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
-        self._marker = b""
+        self._marker = b""  # the last line read, compared to detect that the file was rewritten
 
     def read_new_lines(self, max_bytes: int = CHUNK_BYTES) -> tuple[bool, bytes]:
         """Return whether the file was truncated, and the next complete lines, about `max_bytes`."""
@@ -38,7 +37,7 @@ class FileTail:
         end = text.rfind(b"\n") + 1
         self.offset += end
         if end:
-            self._marker = (self._marker + text[max(0, end - MARKER_BYTES) : end])[-MARKER_BYTES:]
+            self._marker = text[text.rfind(b"\n", 0, end - 1) + 1 : end]
         return is_cut, text[:end]
 
     def _is_truncated(self, descriptor: int, size: int) -> bool:
