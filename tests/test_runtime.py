@@ -40,3 +40,22 @@ def test_freed_memory_is_retained_for_the_next_step():
 
 def test_releasing_memory_does_not_fail():
     runtime.release_freed_memory()
+
+
+def test_a_cgroup_v2_quota_is_read(tmp_path):
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert runtime.read_cpu_quota(tmp_path) == 1.5
+
+
+def test_a_cgroup_v1_quota_is_read(tmp_path):
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("50000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert runtime.read_cpu_quota(tmp_path) == 0.5
+
+
+@pytest.mark.parametrize("text", ["max 100000\n", "nonsense\n", "-1 100000\n", "1 0\n"])
+def test_no_quota_is_none(tmp_path, text):
+    (tmp_path / "cpu.max").write_text(text)
+    assert runtime.read_cpu_quota(tmp_path) is None
+    assert runtime.read_cpu_quota(tmp_path / "nowhere") is None

@@ -84,10 +84,10 @@ def test_workers_are_read_from_plain_data():
 def test_cores_follow_the_affinity_and_the_quota(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     quota = tmp_path / "cpu.max"
-    assert pools.count_cores(quota) == 8
+    assert pools.count_cores(tmp_path) == 8
     for text, count in [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1)]:
         quota.write_text(text)
-        assert pools.count_cores(quota) == count
+        assert pools.count_cores(tmp_path) == count
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

@@ -1,6 +1,5 @@
 """Worker pools: where a round's jobs run, without any effect on their results."""
 
-import os
 import reprlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -328,12 +327,6 @@ def _describe_job(index: int, jobs: Sequence[object]) -> str:
     return f"job {index} of {len(jobs)}, {short.repr(jobs[index])}"
 
 
-def count_cores(quota_path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return how many cores this process may use, by its affinity and its container's quota."""
-    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    cores = len(affinity) or os.cpu_count() or 1
-    try:
-        quota, period = quota_path.read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+def count_cores(cgroup: Path = runtime.CGROUP) -> int:
+    """Return how many workers this process has whole cores for, at least one."""
+    return max(1, int(runtime.measure_cores(cgroup)))

@@ -7,28 +7,8 @@ from pliant.deploy.device.host import (
     HostStatus,
     Limits,
     is_hot,
-    read_cpu_quota,
     read_host,
 )
-
-
-def test_a_cgroup_v2_quota_is_read(tmp_path):
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert read_cpu_quota(tmp_path) == 1.5
-
-
-def test_a_cgroup_v1_quota_is_read(tmp_path):
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("50000\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert read_cpu_quota(tmp_path) == 0.5
-
-
-@pytest.mark.parametrize("text", ["max 100000\n", "nonsense\n", "-1 100000\n", "1 0\n"])
-def test_no_quota_is_none(tmp_path, text):
-    (tmp_path / "cpu.max").write_text(text)
-    assert read_cpu_quota(tmp_path) is None
-    assert read_cpu_quota(tmp_path / "nowhere") is None
 
 
 def test_the_status_of_this_machine_is_read(tmp_path):

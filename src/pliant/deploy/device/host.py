@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import psutil
 from msgspec import Meta, Struct
 
+from pliant import runtime
 from pliant.value import Value
 
-CGROUP = Path("/sys/fs/cgroup")
 THERMAL = Path("/sys/class/thermal")
 HOT_CELSIUS = 95.0  # where a machine does not report its own limit
 
@@ -67,34 +67,14 @@ class HostStatus:
     is_hot: bool
 
 
-def read_host(cgroup: Path = CGROUP, thermal: Path = THERMAL) -> HostStatus:
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores = float(count or 1)
-    quota = read_cpu_quota(cgroup)
+def read_host(cgroup: Path = runtime.CGROUP, thermal: Path = THERMAL) -> HostStatus:
     battery: Any = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return HostStatus(
-        cores if quota is None else min(cores, quota),
+        runtime.measure_cores(cgroup),
         os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None,
         None if battery is None else battery.power_plugged,
         is_hot(thermal),
     )
-
-
-def read_cpu_quota(cgroup: Path = CGROUP) -> float | None:
-    """Return how many cores the cgroup (v2 or v1) allows; None without a limit."""
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text()
-            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text()
-        except OSError:
-            return None
-    try:
-        share = int(quota) / int(period)
-    except (ValueError, ZeroDivisionError):  # "max"
-        return None
-    return share if share > 0 else None
 
 
 def is_hot(thermal: Path = THERMAL) -> bool:
