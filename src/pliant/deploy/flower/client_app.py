@@ -7,12 +7,12 @@ import time
 from multiprocessing.connection import Client
 from pathlib import Path
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from pliant.deploy.constants import ARRIVAL_HEADER
+from pliant.deploy.flower.transport import extract_body, make_content
 
-BODY = "body"
 CONNECT_SECONDS = 30.0  # a dead worker must be back by then
 
 app = ClientApp()
@@ -20,12 +20,8 @@ app = ClientApp()
 
 @app.train()  # type: ignore[untyped-decorator] # Flower's stubs are not read
 def train(message: Message, context: Context) -> Message:
-    request = message.content[BODY][BODY].data
-    raw = _call_worker(str(context.node_config["socket"]), request)
-    array = Array("uint8", (len(raw),), "pliant.letter", raw)
-    device = ConfigRecord({"number": int(context.node_config["device"])})
-    content = RecordDict({BODY: ArrayRecord({BODY: array}), "device": device})
-    return Message(content, reply_to=message)
+    raw = _call_worker(str(context.node_config["socket"]), extract_body(message))
+    return Message(make_content(raw, int(context.node_config["device"])), reply_to=message)
 
 
 def _call_worker(socket: str, request: bytes) -> bytes:

@@ -6,7 +6,6 @@ that Flower cannot read costs it all the messages that it pulled together with i
 
 import logging
 import threading
-from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from types import SimpleNamespace
 from typing import Any
@@ -51,33 +50,31 @@ class ReplyPoller:
 
     def _run_pull(self, future: "Future[list[Message]]", message_ids: list[str]) -> None:
         try:
-            if not self._needs_single_pulls:
-                future.set_result(self._pull(message_ids))
-                return
-        except BaseException as error:
-            if _is_transport_error(error):
-                future.set_exception(error)
-                return
-            log.warning(
-                "a message is unreadable (%s); pulling one at a time from now on", type(error)
-            )
-            self._needs_single_pulls = True
-        try:
-            future.set_result([m for message_id in message_ids for m in self._pull_one(message_id)])
+            future.set_result(self._pull(message_ids))
         except BaseException as error:
             future.set_exception(error)
 
-    def _pull_one(self, message_id: str) -> Iterable[Message]:
+    def _pull(self, message_ids: list[str]) -> list[Message]:
+        if not self._needs_single_pulls:
+            try:
+                return list(self._grid.pull_messages(message_ids))
+            except Exception as error:
+                if _is_transport_error(error):
+                    raise
+                log.warning(
+                    "a message is unreadable (%s); pulling one at a time from now on", type(error)
+                )
+                self._needs_single_pulls = True
+        return [m for message_id in message_ids for m in self._pull_one(message_id)]
+
+    def _pull_one(self, message_id: str) -> list[Message]:
         try:
-            return self._pull([message_id])
+            return list(self._grid.pull_messages([message_id]))
         except Exception as error:
             if _is_transport_error(error):
                 raise
             metadata = SimpleNamespace(reply_to_message_id=message_id)
             return [SimpleNamespace(metadata=metadata, has_error=lambda: False, content={})]
-
-    def _pull(self, message_ids: list[str]) -> list[Message]:
-        return list(self._grid.pull_messages(message_ids))
 
 
 def _is_transport_error(error: BaseException) -> bool:

@@ -24,10 +24,14 @@ from flwr.serverapp.strategy import Strategy
 
 from pliant.deploy.device.agent import DeviceAgent
 from pliant.deploy.device.host import Limits
-from pliant.deploy.flower.transport import FlowerTransport, extract_body, make_content
+from pliant.deploy.flower.transport import (
+    FlowerTransport,
+    extract_body,
+    make_content,
+    read_reply,
+)
 from pliant.deploy.messages import TrainRequest, encode_message
 from pliant.deploy.server.rounds import DeviceTransport, make_run
-from pliant.deploy.server.transport import RawReply
 from pliant.deploy.settings import ServerSettings
 from pliant.engine.local_work import build_context
 from pliant.engine.round_loop import finish_round
@@ -47,9 +51,8 @@ def make_client_app(folder: Path, limits: Limits | None = None) -> ClientApp:
         key = (str(folder), number)
         if key not in _AGENTS:
             _AGENTS[key] = DeviceAgent(number, folder / str(number), limits or Limits())
-        content = make_content(_AGENTS[key].handle_request(extract_body(message)))
-        content["device"] = ConfigRecord({"number": number})
-        return Message(content, reply_to=message)
+        raw = _AGENTS[key].handle_request(extract_body(message))
+        return Message(make_content(raw, number), reply_to=message)
 
     app.train()(train)
     return app
@@ -64,7 +67,6 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
         self._settings = settings or ServerSettings()
         self._run = make_run(experiment, context)
         self._transport: DeviceTransport | None = None
-        self._device_of_node: dict[int, int] = {}
         self.rejected: dict[int, str] = {}  # of the last round
 
     def arrays(self) -> ArrayRecord:
@@ -85,9 +87,6 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
         messages = self._flower.make_messages(
             requests, round=self._run.state.next_round, seconds=3600.0
         )
-        self._device_of_node = {
-            message.metadata.dst_node_id: device for device, message in messages.items()
-        }
         return list(messages.values())
 
     def aggregate_train(
@@ -95,10 +94,9 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         assert self._transport is not None
         for message in replies:
-            device = self._device_of_node.get(message.metadata.src_node_id)
-            if device is not None:
-                raw = None if message.has_error() else _try_extract_body(message)
-                self._transport.receive(self._run, RawReply(device, raw))
+            device = self._flower.device_of_node.get(message.metadata.src_node_id)
+            if device in self._transport.requests:
+                self._transport.receive(self._run, read_reply(device, message))
         checked = self._transport.replies.items()
         self.rejected = {device: reply.outcome for device, reply in checked if not reply.update}
         record = finish_round(self._run, self._transport.close(self._run))
@@ -116,10 +114,3 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         return None
-
-
-def _try_extract_body(message: Message) -> bytes:
-    try:
-        return extract_body(message)
-    except Exception:  # the validation reports it
-        return b""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from pliant.deploy.flower.polling import ReplyPoller
 from pliant.deploy.server.transport import RawReply
@@ -16,14 +16,28 @@ BODY = "body"
 HELLO_SECONDS = 60.0
 
 
-def make_content(raw: bytes) -> RecordDict:
+def make_content(raw: bytes, device: int | None = None) -> RecordDict:
+    """Return the content of a message; a reply names its device."""
     array = Array("uint8", (len(raw),), "pliant.letter", raw)
-    return RecordDict({BODY: ArrayRecord({BODY: array})})
+    content = RecordDict({BODY: ArrayRecord({BODY: array})})
+    if device is not None:
+        content["device"] = ConfigRecord({"number": device})
+    return content
 
 
 def extract_body(message: Any) -> bytes:
     raw: bytes = message.content[BODY][BODY].data
     return raw
+
+
+def read_reply(device: int, message: Any) -> RawReply:
+    """Return a device's reply, of which the validation rejects a malformed one."""
+    if message.has_error():
+        return RawReply(device, None, str(message.error.reason))
+    try:
+        return RawReply(device, extract_body(message))
+    except Exception as error:
+        return RawReply(device, b"", type(error).__name__)
 
 
 class FlowerTransport:
@@ -38,7 +52,7 @@ class FlowerTransport:
         self, grid: Any, hello: bytes, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._grid, self._hello, self._clock = grid, hello, clock
-        self._device_of_node: dict[int, int] = {}
+        self.device_of_node: dict[int, int] = {}
         self._ready_nodes: set[int] = set()  # that have replied to a hello
         self._pending_hellos: dict[str, tuple[int, float]] = {}  # message -> node, expiry
         self._pending_requests: dict[str, int] = {}  # message -> device
@@ -56,8 +70,8 @@ class FlowerTransport:
                 if message_id:
                     self._pending_hellos[message_id] = (node, expiry)
         self._collect_hello_replies(nodes)
-        self._device_of_node |= {node: int(name) for node, name in nodes.items() if name.isdigit()}
-        return {self._device_of_node[node] for node in nodes if node in self._device_of_node}
+        self.device_of_node |= {node: int(name) for node, name in nodes.items() if name.isdigit()}
+        return {self.device_of_node[node] for node in nodes if node in self.device_of_node}
 
     def _collect_hello_replies(self, nodes: Mapping[int, str]) -> None:
         if not self._pending_hellos:
@@ -76,9 +90,9 @@ class FlowerTransport:
                     "node %d sent a malformed hello (%s); ignoring it", node, type(error).__name__
                 )
                 continue
-            for other in [other for other, d in self._device_of_node.items() if d == device]:
-                del self._device_of_node[other]  # the device was restarted
-            self._device_of_node[node] = device
+            for other in [other for other, d in self.device_of_node.items() if d == device]:
+                del self.device_of_node[other]  # the device was restarted
+            self.device_of_node[node] = device
             self.hello_replies[device] = raw
         now = self._clock()
         for message_id in [key for key, (_, end) in self._pending_hellos.items() if end < now]:
@@ -88,7 +102,7 @@ class FlowerTransport:
         self, requests: Mapping[int, bytes], *, round: int, seconds: float
     ) -> dict[int, Message]:
         """Return one message per known device."""
-        nodes = {device: node for node, device in self._device_of_node.items()}
+        nodes = {device: node for node, device in self.device_of_node.items()}
         return {
             device: self._make_message(nodes[device], raw, str(round), seconds)
             for device, raw in requests.items()
@@ -110,15 +124,8 @@ class FlowerTransport:
         replies = []
         for message in self._reply_poller.poll(list(self._pending_requests)):
             device = self._pending_requests.pop(message.metadata.reply_to_message_id, None)
-            if device is None:
-                continue
-            if message.has_error():
-                replies.append(RawReply(device, None, str(message.error.reason)))
-                continue
-            try:
-                replies.append(RawReply(device, extract_body(message)))
-            except Exception as error:  # a malformed message
-                replies.append(RawReply(device, b"", type(error).__name__))
+            if device is not None:
+                replies.append(read_reply(device, message))
         return replies
 
     def _make_message(self, node: int, raw: bytes, group: str, seconds: float) -> Message:
