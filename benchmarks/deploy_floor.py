@@ -22,7 +22,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MessageType, RecordDi
 from flwr.serverapp import Grid, ServerApp
 
 from pliant.deploy.flower import client_app as device_app
-from pliant.deploy.flower.client_app import BODY
+from pliant.deploy.flower.transport import BODY
 
 HERE = Path(__file__)
 POLL = 3.0  # seconds between two polls of a node
@@ -53,7 +53,7 @@ def run_server(grid: Grid, context: Context) -> None:
     from pliant.deploy.constants import PID_FILE
     from pliant.deploy.flower.transport import FlowerTransport
     from pliant.deploy.messages import TrainRequest, encode_message
-    from pliant.deploy.server.rounds import serve
+    from pliant.deploy.server.rounds import DeviceTransport, serve
     from pliant.deploy.settings import ServerSettings
     from pliant.engine.local_work import build_context
     from pliant.experiment.build import build_experiment
@@ -71,7 +71,8 @@ def run_server(grid: Grid, context: Context) -> None:
     request = TrainRequest("train", encode(experiment), 0)
     size = len(encode_message(request, {"params": get_params(net)}))
     settings = ServerSettings(allowance=60.0, patience=300.0)
-    rounds = serve(experiment, worker_context, FlowerTransport(grid, hello), folder, settings)
+    transport = DeviceTransport(experiment, settings, FlowerTransport(grid, hello))
+    rounds = serve(worker_context, transport, folder)
     next(rounds)  # the first one waits for devices
     kinds: dict[str, Callable[[], object]] = {
         "pliant": lambda: next(rounds),

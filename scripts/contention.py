@@ -28,7 +28,7 @@ import numpy as np
 from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device.host import DeviceSetup, Limits
 from pliant.deploy.messages import TrainRequest, encode_message
-from pliant.deploy.server.rounds import serve
+from pliant.deploy.server.rounds import DeviceTransport, serve
 from pliant.deploy.server.transport import RawReply
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.child_process import (
@@ -196,9 +196,8 @@ def run_experiment(
         context = build_context(*build_experiment(experiment), experiment.federated_method)
         run_folder = folder / name
         settings = ServerSettings(allowance=seconds, retries=experiment.rounds)
-        for _ in serve(
-            experiment, context, transport, run_folder, settings, sleep=lambda _: time.sleep(0.01)
-        ):
+        devices = DeviceTransport(experiment, settings, transport, sleep=lambda _: time.sleep(0.01))
+        for _ in serve(context, devices, run_folder):
             pass
         transport.wait_for_disturber()
     finally:

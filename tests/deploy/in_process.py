@@ -7,7 +7,7 @@ import msgspec
 from pliant.deploy.device import agent as agent_module
 from pliant.deploy.device.agent import DeviceAgent
 from pliant.deploy.device.host import Limits
-from pliant.deploy.server.rounds import serve
+from pliant.deploy.server.rounds import DeviceTransport, serve
 from pliant.deploy.server.transport import RawReply
 from pliant.deploy.settings import ServerSettings
 from pliant.engine.local_work import WorkerContext, build_context
@@ -97,8 +97,8 @@ def make_devices(experiment, folder, limits=None):
 
 def serve_rounds(experiment, transport, folder, clock=time.monotonic, sleep=time.sleep, **options):
     """Run the server's rounds and return all records."""
-    context, settings = make_context(experiment), ServerSettings(**options)
-    list(serve(experiment, context, transport, folder, settings, clock=clock, sleep=sleep))
+    rounds = DeviceTransport(experiment, ServerSettings(**options), transport, clock, sleep)
+    list(serve(make_context(experiment), rounds, folder))
     return list(read_records(folder))
 
 

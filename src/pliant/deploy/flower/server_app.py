@@ -10,6 +10,7 @@ import msgspec
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from pliant.deploy.constants import FAILURE_FILE, PID_FILE, SETTINGS_FILE
 from pliant.storage import atomic
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ app = ServerApp()
 
 @app.main()  # type: ignore[untyped-decorator] # Flower's stubs are not read
 def main(grid: Grid, context: Context) -> None:
-    from pliant.deploy.constants import FAILURE_FILE, PID_FILE
-
     folder = Path(str(context.run_config["folder"]))
     (folder / PID_FILE).write_text(str(os.getpid()))
     from pliant.deploy.server.rounds import NotEnoughDevices
@@ -51,10 +50,9 @@ def main(grid: Grid, context: Context) -> None:
 def _serve_folder(grid: Grid, folder: Path) -> "Iterator[RoundRecord]":
     import torch
 
-    from pliant.deploy.constants import SETTINGS_FILE
     from pliant.deploy.flower.transport import FlowerTransport
     from pliant.deploy.messages import TrainRequest, encode_message
-    from pliant.deploy.server.rounds import serve
+    from pliant.deploy.server.rounds import DeviceTransport, serve
     from pliant.deploy.settings import ServerSettings
     from pliant.engine.local_work import build_context
     from pliant.experiment.build import build_experiment
@@ -66,4 +64,5 @@ def _serve_folder(grid: Grid, folder: Path) -> "Iterator[RoundRecord]":
     settings = msgspec.json.decode((folder / SETTINGS_FILE).read_bytes(), type=ServerSettings)
     context = build_context(*build_experiment(experiment), experiment.federated_method)
     hello = encode_message(TrainRequest("hello", encode(experiment), -1, pace=settings.pace))
-    return serve(experiment, context, FlowerTransport(grid, hello), folder, settings)
+    transport = DeviceTransport(experiment, settings, FlowerTransport(grid, hello))
+    return serve(context, transport, folder)

@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,19 @@ DUPLICATE_STATUS = "ALREADY_EXISTS"
 FATAL_STATUSES = ("UNAUTHENTICATED", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 
 
+@dataclass
 class GrpcClient:
     """Keep a device connected until it is stopped or refused."""
 
-    def __init__(
-        self,
-        device: SplitDevice,
-        server: str,
-        *,
-        process: str,  # stays the same when this is restarted after a crash
-        ca: Path | None = None,
-        key: Path | None = None,
-    ) -> None:
+    device: SplitDevice
+    server: str
+    process: str  # stays the same when this is restarted after a crash
+    ca: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
         self._grpc: Any = require("grpc", "deploy")
-        self._device, self._server, self._process = device, server, process
-        self._host, self._port = parse_server_address(server, ca, key)
-        self._ca, self._key = ca, key
+        self._address = parse_server_address(self.server, self.ca, self.key)
         self._stop = threading.Event()
         self._call: Any = None
         self._attempts = 0  # since the server last accepted this device
@@ -55,10 +53,10 @@ class GrpcClient:
             try:
                 self._run_stream()
             except TrainingDeclined as reason:
-                log.warning("device %s does not train: %s", self._device.number, reason)
+                log.warning("device %s does not train: %s", self.device.number, reason)
                 self._stop.wait(DECLINED_RETRY_SECONDS)
             except frames.MalformedFrame as error:
-                log.warning("device %s: %s; reconnecting", self._device.number, error)
+                log.warning("device %s: %s; reconnecting", self.device.number, error)
             except self._grpc.RpcError as error:
                 self._handle_rpc_error(error)
             self._stop.wait(self._compute_retry_delay())
@@ -66,7 +64,7 @@ class GrpcClient:
 
     def _compute_retry_delay(self) -> float:
         """Return the seconds to wait, with jitter so that devices spread out."""
-        jitter = 0.5 + rng_stream(self._device.number, "dial", self._attempts).random() / 2
+        jitter = 0.5 + rng_stream(self.device.number, "dial", self._attempts).random() / 2
         delay = min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(self._attempts, 10))
         return float(delay * jitter)
 
@@ -77,17 +75,17 @@ class GrpcClient:
                 log.warning("%s; retrying for a minute", error.details())
             return  # it may be this device, before its machine lost power
         if code in (*FATAL_STATUSES, DUPLICATE_STATUS):
-            raise PermissionError(f"{self._server} refuses: {error.details()}")
+            raise PermissionError(f"{self.server} refuses: {error.details()}")
         if self._attempts and not self._stop.is_set():
             try:
-                kind = detect_protocol(self._host, self._port, self._ca)
+                kind = detect_protocol(*self._address, self.ca)
             except PermissionError:
                 raise
             except OSError:
                 return  # the server is not up yet, or is down
             if kind != "split":
                 raise PermissionError(
-                    f"{self._server}: expected a server with a split method, got a {kind} one"
+                    f"{self.server}: expected a server with a split method, got a {kind} one"
                 )
 
     def _open_channel(self) -> Any:
@@ -101,10 +99,10 @@ class GrpcClient:
             ("grpc.use_local_subchannel_pool", 1),  # a new channel connects at once
             ("grpc.enable_http_proxy", 0),
         ]
-        if self._ca is None:
-            return self._grpc.insecure_channel(self._server, options)
-        credentials = self._grpc.ssl_channel_credentials(self._ca.read_bytes())
-        return self._grpc.secure_channel(self._server, credentials, options)
+        if self.ca is None:
+            return self._grpc.insecure_channel(self.server, options)
+        credentials = self._grpc.ssl_channel_credentials(self.ca.read_bytes())
+        return self._grpc.secure_channel(self.server, credentials, options)
 
     def _run_stream(self) -> None:
         outgoing: queue.Queue[bytes | None] = queue.Queue(2 * MAX_PENDING_REQUESTS + 4)
@@ -113,7 +111,7 @@ class GrpcClient:
                 iter(outgoing.get, None)
             )
             try:
-                outgoing.put(frames.encode_frame(frames.Hello(self._device.number, self._process)))
+                outgoing.put(frames.encode_frame(frames.Hello(self.device.number, self.process)))
                 for raw in self._call:
                     if self._stop.is_set() or not self._handle_frame(raw, outgoing):
                         return
@@ -125,11 +123,11 @@ class GrpcClient:
         """Handle a frame; return whether the run continues."""
         header, tensors = frames.decode_frame(raw, frames.SERVER_DECODER)
         if isinstance(header, frames.SplitRequest):
-            frame = self._device.handle_request(header, tensors)
+            frame = self.device.handle_request(header, tensors)
             if frame is not None:
                 outgoing.put(frame)
         elif isinstance(header, frames.SplitRunConfig):
-            for frame in self._device.configure(header):
+            for frame in self.device.configure(header):
                 outgoing.put(frame)
             self._attempts = 0
         elif isinstance(header, frames.Challenge):
@@ -137,13 +135,13 @@ class GrpcClient:
         return not isinstance(header, frames.RunFinished)
 
     def _sign(self, request: frames.Challenge) -> bytes:
-        if self._ca is None or self._key is None:
+        if self.ca is None or self.key is None:
             return b""
-        name = challenge.read_federation_name(self._ca)
+        name = challenge.read_federation_name(self.ca)
         if request.federation_name != name:
             is_insecure = request.federation_name == challenge.INSECURE_FEDERATION
             other = "one without keys" if is_insecure else "another"
             raise PermissionError(
-                f"{self._server}: expected the federation of {self._ca}, got {other}"
+                f"{self.server}: expected the federation of {self.ca}, got {other}"
             )
-        return challenge.sign_challenge(self._key, request.nonce, name, self._device.number)
+        return challenge.sign_challenge(self.key, request.nonce, name, self.device.number)

@@ -22,7 +22,7 @@ class RemoteClient:
 
     def __init__(self, channel: DeviceChannel, server_copy: LocalClient, max_abs: float) -> None:
         self.channel = channel
-        self._server_copy = server_copy
+        self.server_copy = server_copy
         self._max_abs = max_abs  # of the numbers in a part
         self._has_stale_state = False  # the device has trained since
         self._has_stale_params = False
@@ -37,7 +37,7 @@ class RemoteClient:
         if epoch is None:
             return False
         if epoch != self._channel_epoch:
-            if self.channel.send_request("restore", tensors=self._server_copy.state_dict()) is None:
+            if self.channel.send_request("restore", tensors=self.server_copy.state_dict()) is None:
                 return False
             self._channel_epoch = epoch
             self._has_stale_state = self._has_stale_params = False
@@ -48,11 +48,11 @@ class RemoteClient:
     def params(self) -> Params:
         if self._has_stale_params:
             self._fetch("params")
-        return self._server_copy.params
+        return self.server_copy.params
 
     def request_batch(self, request: BatchRequest) -> None:
         if not self._has_sent_params:
-            self._send_request("take", self._server_copy.params)
+            self._send_request("take", self.server_copy.params)
             self._has_sent_params = True
         self._request_number = self._send_request(
             "ask", batch=request, needs_reply=request.needs_activation
@@ -80,24 +80,24 @@ class RemoteClient:
         self._send_request("drop")
 
     def load_params(self, params: Mapping[str, Tensor]) -> None:
-        self._server_copy.load_params(params)
+        self.server_copy.load_params(params)
         self._has_stale_params = False
         self._has_sent_params = False  # sent with the next batch request, as they may change again
 
     def reset_optimiser(self) -> None:
-        self._server_copy.reset_optimiser()
+        self.server_copy.reset_optimiser()
         self._send_request("forget")
 
     def state_dict(self) -> Params:
         if self._has_stale_state:
-            unsent_params = None if self._has_sent_params else clone(self._server_copy.params)
+            unsent_params = None if self._has_sent_params else clone(self.server_copy.params)
             self._fetch("state")
             if unsent_params is not None:
-                self._server_copy.load_params(unsent_params)
-        return self._server_copy.state_dict()
+                self.server_copy.load_params(unsent_params)
+        return self.server_copy.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._server_copy.load_state_dict(state)
+        self.server_copy.load_state_dict(state)
         self._channel_epoch = ""
 
     def _send_request(
@@ -123,7 +123,7 @@ class RemoteClient:
         if received is None:
             return
         tensors = received[1]
-        expected = self._server_copy.state_dict()
+        expected = self.server_copy.state_dict()
         if kind == "params":
             expected = select_subtree(expected, "params")
         problem = find_mismatch(tensors, expected)
@@ -134,9 +134,9 @@ class RemoteClient:
             self.problems.append(f"client {self.channel.device}: expected {problem}")
             self.channel.exclude_device()
         elif kind == "params":
-            self._server_copy.load_params(tensors)
+            self.server_copy.load_params(tensors)
         else:
-            self._server_copy.load_state_dict(tensors)
+            self.server_copy.load_state_dict(tensors)
 
 
 def find_mismatch(received: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:

@@ -58,18 +58,9 @@ class SplitServerRun:
         net, data = build_experiment(experiment)
         self.channels = {n: DeviceChannel(n, settings.allowance) for n in range(len(data))}
         self.clients: dict[int, RemoteClient] = {}
-        max_abs = experiment.settings.guard.largest
-        largest_state = 0
-
-        def make_remote_client(local: LocalClient) -> RemoteClient:
-            nonlocal largest_state
-            largest_state = max(largest_state, nbytes(local.state_dict()))
-            client = RemoteClient(self.channels[local.number], local, max_abs)
-            self.clients[local.number] = client
-            return client
-
         fleet, seed = experiment.fleet, experiment.seed
-        self._session = Session(method, net, data, fleet, seed, make_client=make_remote_client)
+        self._session = Session(method, net, data, fleet, seed, make_client=self._make_client)
+        largest_state = max(nbytes(c.server_copy.state_dict()) for c in self.clients.values())
         activations = method.local.batch * math.prod(self._session.activation_shape)
         largest_payload = method.payload.dense_size(activations)
         self.grpc_server = GrpcServer(
@@ -80,6 +71,11 @@ class SplitServerRun:
             max_message_bytes=2 * max(largest_state, largest_payload) + MESSAGE_OVERHEAD,
         )
         self._has_started = False
+
+    def _make_client(self, server_copy: LocalClient) -> RemoteClient:
+        number, max_abs = server_copy.number, self._experiment.settings.guard.largest
+        self.clients[number] = RemoteClient(self.channels[number], server_copy, max_abs)
+        return self.clients[number]
 
     def run_rounds(self, folder: Path) -> Iterator[RoundRecord]:
         settings = msgspec.structs.replace(self._experiment.settings, checkpoint_every=1)

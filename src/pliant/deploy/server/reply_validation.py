@@ -13,7 +13,7 @@ from pliant.deploy.step_times import StepTimeCurve, parse_curve
 from pliant.devices import PerBatch
 from pliant.engine.local_work import LocalWork, WorkerContext, redraw_subnets
 from pliant.methods.base import TaskKey, Update
-from pliant.methods.validation import TensorSpec, UpdateManifest, ValidationPolicy, accept_valid
+from pliant.methods.validation import UpdateManifest, ValidationPolicy, accept_valid
 from pliant.params import Params
 
 OVERHEAD_BYTES = 1_000_000  # of a reply, besides its tensors
@@ -66,7 +66,8 @@ def check_reply(
     if message.raw is None:
         return end(f"{DROPPED}: {message.reason[:MAX_REASON_CHARS]}")
     specs = (*request.manifest.delta.values(), *request.manifest.extra.values())
-    max_bytes = int(policy.size_factor * sum(map(_count_bytes, specs))) + OVERHEAD_BYTES
+    expected_bytes = sum(prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+    max_bytes = int(policy.size_factor * expected_bytes) + OVERHEAD_BYTES
     if len(message.raw) > max_bytes:
         return reject(f"no more than {max_bytes} bytes, got {len(message.raw)}")
     try:
@@ -137,19 +138,9 @@ def _find_row_problem(
     """Return what is impossible about the rows that a device reports."""
     if len(reply.rows) > len(request.work.sizes):
         return f"1 to {len(request.work.sizes)} steps, got {len(reply.rows)}"
-    allowed = (
-        range(request.row, request.row + 1)
-        if request.row is not None
-        else _list_allowed_rows(context)
-    )
-    wrong = [row for row in reply.rows if row not in allowed]
-    return f"rows from {allowed[0]} to {allowed[-1]}, got {wrong[0]}" if wrong else None
-
-
-def _list_allowed_rows(context: WorkerContext) -> range:
     policy = context.budget_policy
-    return range(len(policy.rows.shares)) if isinstance(policy, PerBatch) else range(1)
-
-
-def _count_bytes(spec: TensorSpec) -> int:
-    return prod(spec.shape) * spec.dtype.itemsize
+    first = last = request.row or 0
+    if request.row is None and isinstance(policy, PerBatch):
+        last = len(policy.rows.shares) - 1
+    wrong = [row for row in reply.rows if not first <= row <= last]
+    return f"rows from {first} to {last}, got {wrong[0]}" if wrong else None

@@ -22,14 +22,14 @@ from pliant.deploy.server.transport import MessageTransport, RawReply
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.step_times import StepTimeCurve, parse_curve
 from pliant.devices import DeviceStatus
-from pliant.engine.ledger import RoundRecord
+from pliant.engine.ledger import MERGED_OUTCOMES, RoundRecord
 from pliant.engine.local_work import Job, WorkerContext, make_task
 from pliant.engine.round_loop import RoundResult, Run, run_rounds
 from pliant.engine.round_rules import TaskOutcome, close_round, select_devices
 from pliant.engine.run_store import RunState, RunStore, read_records
 from pliant.engine.timetable import RoundTasks, compute_start_status
 from pliant.experiment.config import Experiment
-from pliant.methods.base import TaskKey
+from pliant.methods.base import TaskKey, Update
 from pliant.methods.state import init_server_state
 from pliant.params import get_params
 from pliant.rng import rng_stream
@@ -51,29 +51,21 @@ class NotEnoughDevices(RuntimeError):
 
 
 def serve(
-    experiment: Experiment,
-    context: WorkerContext,
-    messages: MessageTransport,
-    folder: Path,
-    settings: ServerSettings,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    context: WorkerContext, transport: "DeviceTransport", folder: Path
 ) -> Iterator[RoundRecord]:
     """Run the remaining rounds of the run in a folder and yield their records."""
-    store = RunStore(folder)
+    store, retries = RunStore(folder), transport.settings.retries
     try:
-        run = make_run(experiment, context, store)
+        run = make_run(transport.experiment, context, store)
         is_empty = [r.merged == 0 for r in read_records(folder) if isinstance(r, RoundRecord)]
         run.repeated_rounds = sum(is_empty)
         consecutive = len(list(takewhile(bool, reversed(is_empty))))
         # A run that has given up may retry as often again.
-        consecutive %= settings.retries + 1
-        transport = DeviceTransport(experiment, settings, messages, clock=clock, sleep=sleep)
+        consecutive %= retries + 1
         for record in run_rounds(run, transport, store):
             yield record
             consecutive = 0 if record.merged else consecutive + 1
-            if consecutive > settings.retries:
+            if consecutive > retries:
                 raise NotEnoughDevices(f"no update was merged in {consecutive} consecutive rounds")
     finally:
         store.close()
@@ -88,23 +80,18 @@ def make_run(experiment: Experiment, context: WorkerContext, store: RunStore | N
     return Run(context, experiment.fleet, settings, state, repeats_empty_rounds=True)
 
 
+@dataclass
 class DeviceTransport:
     """The transport of a run on real devices, over any way to carry messages."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        settings: ServerSettings,
-        messages: MessageTransport,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._config = encode(experiment)
-        self._settings = settings
-        self._messages = messages
-        self._clock = clock
-        self._sleep = sleep
+    experiment: Experiment
+    settings: ServerSettings
+    messages: MessageTransport
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        self._config = encode(self.experiment)
         self._curves: dict[int, StepTimeCurve] = {}
         self._has_started = False  # this process has run a round
         self._opened_at = self._sent_at = 0.0
@@ -118,7 +105,7 @@ class DeviceTransport:
         Then the round starts with the devices that are online, unless they are fewer than the
         quorum.
         """
-        self._opened_at = self._clock()
+        self._opened_at = self.clock()
         fleet, settings, number = run.fleet, run.settings, run.state.next_round
         target = min(settings.rules.selection_size(settings.per_round), fleet.size)
         quorum = max(1, min(target, settings.rules.quorum_size(settings.per_round)))
@@ -126,56 +113,47 @@ class DeviceTransport:
         self._has_started = True
         if len(online) == fleet.size:
             now, seed = run.state.seconds, settings.seed
-            devices: list[int] = select_devices(
-                fleet, target, "uniform", seed=seed, round=number, now=now
-            ).tolist()
-            return devices
+            devices = select_devices(fleet, target, "uniform", seed=seed, round=number, now=now)
+            return [int(device) for device in devices]
         rng = rng_stream(settings.seed, "select", number)
         indices = rng.choice(len(online), min(target, len(online)), replace=False, shuffle=False)
         return sorted(online[int(index)] for index in indices)
 
     def _wait_for_devices(self, target: int, quorum: int, fleet_size: int) -> list[int]:
         while True:
-            online = sorted(d for d in self._messages.find_online_devices() if 0 <= d < fleet_size)
-            waited = self._clock() - self._opened_at
-            if len(online) >= target:
+            online = sorted(d for d in self.messages.find_online_devices() if 0 <= d < fleet_size)
+            waited, count = self.clock() - self._opened_at, len(online)
+            is_late = waited > self.settings.patience
+            may_start = is_late or (self._has_started and waited > self.settings.allowance)
+            if count >= target or (may_start and count >= quorum):
                 return online
-            is_enough = len(online) >= quorum
-            if self._has_started and is_enough and waited > self._settings.allowance:
-                return online
-            if waited > self._settings.patience:
-                if is_enough:
-                    return online
-                raise NotEnoughDevices(
-                    f"expected {quorum} or more devices online, got {len(online)}"
-                )
-            self._sleep(POLL_SECONDS)
+            if is_late:
+                raise NotEnoughDevices(f"expected {quorum} or more devices online, got {count}")
+            self.sleep(POLL_SECONDS)
 
     def dispatch(self, run: Run, devices: list[int]) -> None:
         """Send each device its request."""
         raw_requests = self.prepare(run, devices)
-        self._messages.send(raw_requests, round=run.state.next_round, seconds=self._window(run))
+        self.messages.send(raw_requests, round=run.state.next_round, seconds=self._window(run))
 
     def prepare(self, run: Run, devices: list[int]) -> dict[int, bytes]:
         """Start a round: return the encoded request of each device."""
         self.requests, self.replies = self._make_requests(run, devices), {}
-        self._sent_at = self._clock()
+        self._sent_at = self.clock()
         return {device: request.raw for device, request in self.requests.items()}
 
     def collect(self, run: Run) -> RoundResult:
         """Collect replies until all or enough are in, or the deadline passes."""
         rules, window = run.settings.rules, self._window(run)
         while len(self.replies) < len(self.requests) and self._elapsed < window:
-            for message in self._messages.poll_replies():
+            for message in self.messages.poll_replies():
                 self.receive(run, message)
-            mergeable = sum(
-                _is_mergeable(self.requests[d], r, rules.late == "partial")
-                for d, r in self.replies.items()
-            )
-            if rules.closes_at_target and mergeable >= run.settings.per_round:
+            updates = [reply.update for reply in self.replies.values() if reply.update]
+            mergeable = [u for u in updates if rules.late == "partial" or self._is_complete(u)]
+            if rules.closes_at_target and len(mergeable) >= run.settings.per_round:
                 break
             if len(self.replies) < len(self.requests):
-                self._sleep(POLL_SECONDS)
+                self.sleep(POLL_SECONDS)
         return self.close(run)
 
     def receive(self, run: Run, message: RawReply) -> None:
@@ -189,13 +167,12 @@ class DeviceTransport:
 
     def close(self, run: Run) -> RoundResult:
         """Decide which updates are merged, and record every task."""
-        closed_at = self._clock()
+        closed_at = self.clock()
         outcomes = self._decide_outcomes(run)
-        merged = (TaskOutcome.FINISHED.name.lower(), TaskOutcome.PARTIAL.name.lower())
         updates = [
             reply.update
             for device, reply in sorted(self.replies.items())
-            if reply.update is not None and outcomes[device] in merged
+            if reply.update is not None and outcomes[device] in MERGED_OUTCOMES
         ]
         waited, number = self._sent_at - self._opened_at, run.state.next_round
         tasks = [
@@ -213,14 +190,14 @@ class DeviceTransport:
 
     @property
     def _elapsed(self) -> float:
-        return self._clock() - self._sent_at
+        return self.clock() - self._sent_at
 
     def _window(self, run: Run) -> float:
         """Return how long the server waits for replies."""
         seconds, rules = run.fleet.round_seconds, run.settings.rules
         if rules.late == "wait":
             return seconds * MAX_WAIT_ROUNDS
-        return seconds * (1 + rules.grace) + self._settings.allowance
+        return seconds * (1 + rules.grace) + self.settings.allowance
 
     def _make_requests(self, run: Run, devices: list[int]) -> dict[int, SentRequest]:
         """Return for each device its encoded request and what a valid reply to it looks like."""
@@ -246,17 +223,17 @@ class DeviceTransport:
                 device,
                 key.round,
                 run.lr,
-                self._settings.pace,
+                self.settings.pace,
                 row,
                 macs,
                 seconds,
                 None if last is None else last.merged,
-                self._settings.compression,
+                self.settings.compression,
             )
             task = make_task(context, shared, job)
             raw = encode_message(request, {PARAMS: task.params, EXTRA: task.extra})
             requests[device] = SentRequest(
-                key, work, manifest, raw, self._settings.compression, row, task.extra
+                key, work, manifest, raw, self.settings.compression, row, task.extra
             )
         return requests
 
@@ -271,7 +248,7 @@ class DeviceTransport:
             full_macs[index, : len(work.sizes)] = np.array(work.sizes) * work.full_macs
         zero = np.zeros(len(devices))
         tasks = RoundTasks(np.array(devices), full_macs, zero, zero)
-        if self._settings.pace == "simulated":
+        if self.settings.pace == "simulated":
             start = run.state.next_round * run.fleet.round_seconds
             status = compute_start_status(run.fleet, tasks, seed=run.settings.seed, start=start)
         else:
@@ -294,7 +271,7 @@ class DeviceTransport:
         )
 
     def _parse_hello_curve(self, device: int) -> StepTimeCurve | None:
-        raw = self._messages.hello_replies.get(device)
+        raw = self.messages.hello_replies.get(device)
         try:
             return None if raw is None else parse_curve(decode_reply(raw)[0].curve)
         except ValueError:
@@ -303,7 +280,7 @@ class DeviceTransport:
     def _decide_outcomes(self, run: Run) -> dict[int, str]:
         """Apply the round rules to the replies and return how each task ended."""
         devices = sorted(self.requests)
-        round_seconds = run.fleet.round_seconds + self._settings.allowance
+        round_seconds = run.fleet.round_seconds + self.settings.allowance
         arrival, dropout = np.full(len(devices), np.inf), np.full(len(devices), np.inf)
         steps = np.zeros(len(devices), np.int64)
         for index, device in enumerate(devices):
@@ -311,8 +288,7 @@ class DeviceTransport:
             if reply is None:
                 continue
             if reply.update is not None:
-                is_complete = reply.update.steps == len(self.requests[device].work.sizes)
-                arrival[index] = reply.arrival if is_complete else np.inf
+                arrival[index] = reply.arrival if self._is_complete(reply.update) else np.inf
                 steps[index] = reply.update.steps
             elif reply.outcome.startswith(DROPPED):
                 dropout[index] = reply.arrival
@@ -327,19 +303,13 @@ class DeviceTransport:
         )
         outcomes = {}
         for index, device in enumerate(devices):
-            outcome, reply = TaskOutcome(result.outcomes[index]), self.replies.get(device)
-            is_merged = outcome in (TaskOutcome.FINISHED, TaskOutcome.PARTIAL)
-            is_told = reply is not None and reply.outcome not in ("", LATE)
-            outcomes[device] = (
-                reply.outcome
-                if reply is not None and is_told and not is_merged
-                else outcome.name.lower()
-            )
+            outcome = TaskOutcome(result.outcomes[index]).name.lower()
+            reply = self.replies.get(device)
+            if reply is not None and outcome not in MERGED_OUTCOMES:
+                reason = "" if reply.outcome == LATE else reply.outcome
+                outcome = reason or outcome
+            outcomes[device] = outcome
         return outcomes
 
-
-def _is_mergeable(request: SentRequest, reply: CheckedReply, is_partial: bool) -> bool:
-    """Return whether a reply can be merged: unfinished work only if partial updates count."""
-    if reply.update is None:
-        return False
-    return is_partial or reply.update.steps == len(request.work.sizes)
+    def _is_complete(self, update: Update) -> bool:
+        return update.steps == len(self.requests[update.device].work.sizes)

@@ -9,7 +9,6 @@ import shutil
 import socket
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from secrets import token_hex
 
@@ -58,15 +57,13 @@ class DeviceSupervisor(Supervisor):
         self._has_ended = False
         ca_path, key_path = (None if path is None else str(path.resolve()) for path in (ca, key))
         setup = DeviceSetup(number, str(folder), limits, server, ca_path, key_path)
-        on_close = ExitStack()
         if kind == "split":
-            services = [_make_split_service(setup)]
+            super().__init__(folder, "device.lock", [_make_split_service(setup)])
         else:  # not in the state folder, as the path of a socket must be short
-            socket_folder = Path(tempfile.mkdtemp(prefix="pliant-"))
-            on_close.callback(shutil.rmtree, socket_folder, ignore_errors=True)
-            setup = replace(setup, socket=str(socket_folder / "worker"))
-            services = _FlowerDevice(setup, worker).make_services()
-        super().__init__(folder, "device.lock", services, on_close=on_close)
+            socket_folder = tempfile.mkdtemp(prefix="pliant-")
+            setup = replace(setup, socket=f"{socket_folder}/worker")
+            super().__init__(folder, "device.lock", _FlowerDevice(setup, worker).make_services())
+            self._on_close.callback(shutil.rmtree, socket_folder, ignore_errors=True)
 
     def watch(self) -> None:
         """Keep the processes running; raise PermissionError if the server refuses the device."""

@@ -114,16 +114,9 @@ class Service:
 class Supervisor(Startable):
     """Keep services running under the lock of a folder; each depends on those before it."""
 
-    def __init__(
-        self,
-        folder: Path,
-        lock_file: str,
-        services: Sequence[Service],
-        *,
-        on_close: ExitStack | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, lock_file: str, services: Sequence[Service]) -> None:
         self.folder, self._lock_file, self.services = folder, lock_file, services
-        self._on_close = on_close or ExitStack()
+        self._on_close = ExitStack()
         self._started: list[Service] = []
 
     @property
