@@ -9,11 +9,7 @@ from pliant.engine.round_loop import Run
 
 
 def make_task_record(
-    run: Run,
-    request: SentRequest,
-    reply: CheckedReply | None,
-    outcome: str,
-    wait_seconds: float,
+    run: Run, request: SentRequest, reply: CheckedReply | None, outcome: str, wait_seconds: float
 ) -> TaskRecord:
     """Return a task's record; its request was sent `wait_seconds` into the round."""
     device = request.key.device

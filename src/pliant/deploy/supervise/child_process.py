@@ -59,10 +59,7 @@ class ChildProcess:
                 start_new_session=True,  # Ctrl-C is for the parent, which stops its children
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid = self._process.pid
 
     @property
     def exit_code(self) -> int | None:
@@ -83,7 +80,7 @@ class ChildProcess:
 
     def _signal_group(self, signum: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signum)  # it leads a group, by `start_new_session`
+            os.killpg(self.pid, signum)  # it leads a group, by `start_new_session`
 
 
 class LogForwarder:
@@ -163,16 +160,12 @@ def interrupt_on_signal() -> Iterator[None]:
 
 def _ignore_signals() -> None:
     for signum in END_SIGNALS:  # with a function, as children would inherit SIG_IGN
-        signal.signal(signum, _ignore)
+        signal.signal(signum, lambda signum, frame: None)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     _ignore_signals()
     raise KeyboardInterrupt
-
-
-def _ignore(signum: int, frame: FrameType | None) -> None:
-    pass
 
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None

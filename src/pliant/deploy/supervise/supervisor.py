@@ -42,11 +42,6 @@ class Reaction(Enum):
     WAIT = auto()  # until the reaction is another
 
 
-def always_restart(exit_code: int | None) -> Reaction:
-    """React to any end of a process by restarting it."""
-    return Reaction.RESTART
-
-
 @dataclass
 class Service:
     """A process to keep running, and the history of its deaths."""
@@ -55,7 +50,7 @@ class Service:
     title: str  # in messages
     start_process: Callable[[], Process]
     log: Path
-    react: Callable[[int | None], Reaction] = always_restart  # to an exit code
+    react: Callable[[int | None], Reaction] = lambda exit_code: Reaction.RESTART
     progress: Callable[[], object] | None = None  # changes with progress; without it, a long life
     is_log_forwarded: bool = False
     clock: Callable[[], float] = time.monotonic
