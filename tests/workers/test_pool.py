@@ -94,7 +94,6 @@ def test_cores_follow_the_affinity_and_the_quota(tmp_path, monkeypatch):
 def test_process_workers_give_the_bits_of_inline(expected, count):
     with open_pool(ProcessWorkers(count=count), build_context, train) as pool:
         assert pool.count == count
-        assert pool.workers == ProcessWorkers(count=count)
         assert run_rounds(pool, JOBS) == expected
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.workers.pool import InlineWorkers, WorkerLost, WorkerPool, WorkerReply
+from pliant.workers.pool import WorkerLost, WorkerPool, WorkerReply
 
 
 class ScriptedBackend:
@@ -44,7 +44,7 @@ class ScriptedBackend:
 
 def make_pool(count=2, **options):
     backend = ScriptedBackend(**options)
-    return backend, WorkerPool(InlineWorkers(), count, backend)
+    return backend, WorkerPool(count, backend)
 
 
 def lost_reply(reason="signal 9"):

@@ -2,7 +2,7 @@
 
 import reprlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -69,10 +69,6 @@ class Pool(Protocol[J, R]):
     """Workers that are ready for jobs."""
 
     @property
-    def workers(self) -> AnyWorkers:
-        """The configuration of the workers."""
-
-    @property
     def count(self) -> int:
         """The number of workers, each with one torch thread."""
 
@@ -81,8 +77,8 @@ class Pool(Protocol[J, R]):
         jobs: Sequence[J],
         shared: Params,
         *,
-        cost: Callable[[J], float] | None = None,
-        on_finish: Callable[[J], None] | None = None,
+        cost: Callable[[J], float] = lambda job: 0.0,
+        on_finish: Callable[[J], None] = lambda job: None,
     ) -> list[R]:
         """Run the jobs, the costliest first, and return their results in the order of `jobs`.
 
@@ -128,26 +124,24 @@ def _make_pool(
     # imported here so that reading a configuration does not need the backends
     match workers:
         case InlineWorkers():
-            return _InlinePool(workers, setup, run_job)
+            return _InlinePool(setup, run_job)
         case ProcessWorkers():
             from pliant.workers.process_backend import ProcessBackend
 
-            count = workers.count or count_cores()
-            return WorkerPool(workers, count, ProcessBackend(setup, run_job))
+            return WorkerPool(workers.count or count_cores(), ProcessBackend(setup, run_job))
         case RayWorkers():
             from pliant.workers.ray_backend import RayBackend
 
             backend = RayBackend(workers.address, setup, run_job)
-            return WorkerPool(workers, workers.count or backend.count_cpus(), backend)
+            return WorkerPool(workers.count or backend.count_cpus(), backend)
 
 
 class _InlinePool:
     """Jobs and results are copied, as between processes, so that nothing is shared."""
 
-    def __init__(
-        self, workers: InlineWorkers, setup: Callable[[], W], run_job: Callable[[W, Params, J], R]
-    ) -> None:
-        self.workers, self.count = workers, 1
+    count = 1
+
+    def __init__(self, setup: Callable[[], W], run_job: Callable[[W, Params, J], R]) -> None:
         self._context: Any = setup()
         self._run_job: Callable[[Any, Params, Any], Any] = run_job
 
@@ -156,15 +150,14 @@ class _InlinePool:
         jobs: Sequence[J],
         shared: Params,
         *,
-        cost: Callable[[J], float] | None = None,
-        on_finish: Callable[[J], None] | None = None,
+        cost: Callable[[J], float] = lambda job: 0.0,
+        on_finish: Callable[[J], None] = lambda job: None,
     ) -> list[R]:
         results = []
         for job in jobs:
             result = self._run_job(self._context, copy_isolated(shared), copy_isolated(job))
             results.append(copy_isolated(result))
-            if on_finish is not None:
-                on_finish(job)
+            on_finish(job)
         return results
 
     def close(self) -> None:
@@ -206,8 +199,8 @@ class WorkerBackend(Protocol[H]):
 class WorkerPool(Generic[H]):
     """A pool of `count` workers of a backend, which replaces workers that die."""
 
-    def __init__(self, workers: AnyWorkers, count: int, backend: WorkerBackend[H]) -> None:
-        self.workers, self.count, self._backend = workers, count, backend
+    def __init__(self, count: int, backend: WorkerBackend[H]) -> None:
+        self.count, self._backend = count, backend
         self._starting: set[H] = set()
         self._idle: list[H] = []
         self._busy: dict[H, int] = {}  # worker -> index of its job
@@ -223,13 +216,10 @@ class WorkerPool(Generic[H]):
         jobs: Sequence[Any],
         shared: Params,
         *,
-        cost: Callable[[Any], float] | None = None,
-        on_finish: Callable[[Any], None] | None = None,
+        cost: Callable[[Any], float] = lambda job: 0.0,
+        on_finish: Callable[[Any], None] = lambda job: None,
     ) -> list[Any]:
-        order: Iterable[int] = range(len(jobs))
-        if cost is not None:
-            order = sorted(order, key=lambda index: -cost(jobs[index]))
-        waiting = deque(order)
+        waiting = deque(sorted(range(len(jobs)), key=lambda index: -cost(jobs[index])))
         results: dict[int, Any] = {}
         deaths = [0] * len(jobs)
         self._lost_starts.clear()
@@ -245,8 +235,7 @@ class WorkerPool(Generic[H]):
                         continue
                     if reply.kind == "done":
                         results[index] = reply.value
-                        if on_finish is not None:
-                            on_finish(jobs[index])
+                        on_finish(jobs[index])
                         continue
                     if reply.kind == "failed":
                         raise _build_error(reply, _describe_job(index, jobs))

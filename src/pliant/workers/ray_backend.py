@@ -23,20 +23,6 @@ class RayHandle:
     pending_ref: Any
 
 
-class WorkerActor:
-    """A `JobRunner` as a Ray actor."""
-
-    def __init__(self) -> None:
-        self._runner = JobRunner()
-
-    def prepare(self, functions: bytes) -> bytes:
-        return self._runner.prepare(functions)
-
-    def run(self, shared: Any, job: bytes) -> bytes:
-        # copied, because Ray's store is read-only and a write to it would crash the process
-        return self._runner.run(lambda: deserialise(shared), job)
-
-
 class RayBackend:
     """Actors with one CPU each, spread over the nodes, with parameters in Ray's object store.
 
@@ -62,7 +48,7 @@ class RayBackend:
             self.close()
             raise
         # Ray's own restarts would repeat jobs uncounted and skip the setup
-        self._actor_class = self._ray.remote(num_cpus=1, max_restarts=0)(WorkerActor)
+        self._actor_class = self._ray.remote(num_cpus=1, max_restarts=0)(JobRunner)
         self._shared: Any = None
 
     def count_cpus(self) -> int:

@@ -8,7 +8,6 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -42,12 +41,17 @@ class JobRunner:
             return _encode_failure(error)
         return serialise(("ready", None))
 
-    def run(self, read_shared: Callable[[], Params], job: bytes) -> bytes:
-        """Run a job and return a `done` or `failed` reply."""
+    def run(self, shared: Any, job: bytes) -> bytes:
+        """Run a job and return a `done` or `failed` reply.
+
+        `shared` holds the serialised parameters, or is the path of a segment that does.
+        """
         assert self._run_job is not None
         try:
-            result = self._run_job(self._context, read_shared(), deserialise(job))
-            return serialise(("done", result))
+            is_path = isinstance(shared, str)
+            # Ray's store is read-only, and a write to it would crash the process: copy
+            params = deserialise(map_segment(shared) if is_path else shared, copy=not is_path)
+            return serialise(("done", self._run_job(self._context, params, deserialise(job))))
         except Exception as error:
             return _encode_failure(error)
 
@@ -62,15 +66,9 @@ def run_worker(pipe: "Connection[Any, Any]", folder: str) -> None:
     try:
         pipe.send_bytes(runner.prepare(Path(folder, SETUP_FILE).read_bytes()))
         while True:
-            segment, job = pickle.loads(pipe.recv_bytes())
-            pipe.send_bytes(runner.run(partial(_read_shared, segment), job))
+            pipe.send_bytes(runner.run(*pickle.loads(pipe.recv_bytes())))
     except (EOFError, OSError):  # the parent is gone
         return
-
-
-def _read_shared(segment_path: str) -> Params:
-    shared: Params = deserialise(map_segment(segment_path), copy=False)
-    return shared
 
 
 def _end_with_parent(folder: str) -> None:
