@@ -1,11 +1,12 @@
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.data import CropFlip, ImageDataset, make_batches
-from pliant.rng import rng_stream
+from pliant.data import ImageDataset, cycle_batches, make_batches
 
 COUNT = 23
 IMAGES = ImageDataset.from_tensors(
@@ -20,13 +21,12 @@ ALL = np.arange(COUNT)
 @given(
     order=st.permutations(range(6)),
     address=st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 1)),
-    augment=st.sampled_from([None, CropFlip(pad=2)]),
 )
 @settings(deadline=None)
-def test_batches_do_not_depend_on_the_order_of_access(order, address, augment):
-    in_order = list(make_batches(IMAGES, ALL, 4, 7, *address, augment=augment))
+def test_batches_do_not_depend_on_the_order_of_access(order, address):
+    in_order = list(make_batches(IMAGES, ALL, 4, 7, *address))
     for number in order:
-        x, y = make_batches(IMAGES, ALL, 4, 7, *address, augment=augment)[number]
+        x, y = make_batches(IMAGES, ALL, 4, 7, *address)[number]
         assert torch.equal(x, in_order[number][0])
         assert torch.equal(y, in_order[number][1])
 
@@ -40,10 +40,18 @@ def test_every_image_comes_once_per_pass(size, seed):
     assert len(batches) == -(-17 // size)
 
 
-def test_a_short_last_batch_is_kept_or_dropped():
-    sizes = [len(y) for _, y in make_batches(IMAGES, ALL, 10, 0)]
-    full_sizes = [len(y) for _, y in make_batches(IMAGES, ALL, 10, 0, drop_last=True)]
-    assert (sizes, full_sizes) == ([10, 10, 3], [10, 10])
+def test_a_short_last_batch_is_kept():
+    assert [len(y) for _, y in make_batches(IMAGES, ALL, 10, 0)] == [10, 10, 3]
+
+
+def test_cycled_batches_are_those_of_pass_after_pass():
+    cycled = list(islice(cycle_batches(IMAGES, ALL, 10, 7, "round", 1), 7))
+    passes = [make_batches(IMAGES, ALL, 10, 7, "round", 1, epoch) for epoch in range(3)]
+    for (x, y), (expected_x, expected_y) in zip(
+        cycled, [*passes[0], *passes[1], passes[2][0]], strict=True
+    ):
+        assert torch.equal(x, expected_x)
+        assert torch.equal(y, expected_y)
 
 
 def test_a_different_address_gives_a_different_order():
@@ -63,28 +71,3 @@ def test_a_wrong_batch_number_or_size_is_rejected():
         make_batches(IMAGES, ALL, 4, 0)[6]
     with pytest.raises(ValueError, match="Expected batches of at least 1 image, got 0"):
         make_batches(IMAGES, ALL, 0, 0)
-
-
-@given(pad=st.integers(0, 3), is_flipped=st.booleans(), seed=st.integers(0, 1000))
-@settings(deadline=None)
-def test_crop_and_flip_agree_with_a_loop_over_images(pad, is_flipped, seed):
-    pixels = IMAGES.pixels
-    augmented = CropFlip(pad=pad, is_flipped=is_flipped).apply(pixels, rng_stream(seed, "here"))
-    rng = rng_stream(seed, "here")
-    top = rng.integers(0, 2 * pad + 1, COUNT)
-    left = rng.integers(0, 2 * pad + 1, COUNT)
-    mirrored = rng.random(COUNT) < 0.5
-    assert augmented.dtype == torch.uint8
-    assert augmented.shape == pixels.shape
-    for n in range(COUNT):
-        padded = torch.zeros(3, 6 + 2 * pad, 5 + 2 * pad, dtype=torch.uint8)
-        padded[:, pad : pad + 6, pad : pad + 5] = pixels[n]
-        expected = padded[:, top[n] : top[n] + 6, left[n] : left[n] + 5]
-        if mirrored[n] and is_flipped:
-            expected = expected.flip(2)
-        assert torch.equal(augmented[n], expected)
-
-
-def test_no_shift_and_no_mirroring_is_the_image():
-    unchanged = CropFlip(pad=0, is_flipped=False).apply(IMAGES.pixels, rng_stream(0, "here"))
-    assert torch.equal(unchanged, IMAGES.pixels)

@@ -29,11 +29,7 @@ def test_the_proxy_part_never_overlaps_the_devices(partition, proxy, seed):
     source = TrainTestData(make_images(200, groups=True), make_images(10))
     data = source.share(partition, devices=10, seed=seed, proxy=proxy)
     proxy_images = data.proxy.pixels.flatten().tolist()
-    shared = [
-        value
-        for device in range(10)
-        for value in data.get_device_images(device).pixels.flatten().tolist()
-    ]
+    shared = [int(data.train.pixels[index]) for share in data.shares for index in share]
     assert sorted(proxy_images + shared) == list(range(200))
     assert proxy_images == data.proxy_indices.tolist()
     assert len(proxy_images) == resolve_proxy_size(200, proxy)
@@ -73,8 +69,9 @@ def test_a_device_gets_the_images_of_its_share():
     data = TrainTestData(make_images(100), make_images(10)).share(Iid(), devices=4)
     assert len(data) == 4
     assert data.sizes() == (20, 20, 20, 20)
-    assert data.get_device_images(2).pixels.flatten().tolist() == data.shares[2].tolist()
-    assert torch.equal(data.get_device_images(2).labels, data.train.labels[data.shares[2]])
+    images = data.train.select(data.shares[2])
+    assert images.pixels.flatten().tolist() == data.shares[2].tolist()
+    assert torch.equal(images.labels, data.train.labels[data.shares[2]])
 
 
 def test_the_number_of_devices_defaults_to_one_per_writer():

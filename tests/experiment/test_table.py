@@ -98,7 +98,7 @@ def test_no_device_of_any_seed_owns_an_image_of_the_search():
         spec = {"method": {"type": "fedavg"}, "fleet": fleet, "data": data, "seed": seed}
         _, federated = build_experiment(decode(spec, Experiment))
         device_images = [
-            get_image_bytes(federated.get_device_images(device)) for device in range(len(federated))
+            get_image_bytes(federated.train.select(share)) for share in federated.shares
         ]
         assert sum(map(len, device_images)) == 6000
         assert not any(search_images & images for images in device_images)

@@ -57,8 +57,9 @@ def run_masked(
 ) -> tuple[list[Tensor], Params]:
     """Return outputs, gradients and buffers of the masked oracle."""
     layers = {
-        layer: (site, torch.from_numpy(mask.copy()), scale)
-        for layer, (site, mask, scale) in net.list_kept_filters(subnet).items()
+        layer: (index, torch.from_numpy(subnet.masks[index].copy()), subnet.scales[index])
+        for index, site in enumerate(net.sites)
+        for layer in site.layers
     }
     before = {name: tensor.clone() for name, tensor in module.named_buffers()}
     module.zero_grad()

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pliant.nn.elastic import elastic
 from pliant.nn.models import densenet100, digits_cnn
@@ -22,17 +20,6 @@ SMALL = ParetoTable("net", ((0.5,), (0.25,), (0.0,)), (0.3, 0.6, 1.0), (0.1, 0.2
 @pytest.fixture(scope="module")
 def net():
     return elastic(digits_cnn(), torch.zeros(1, 1, 28, 28))
-
-
-def test_the_largest_row_that_fits_is_chosen_or_else_the_smallest():
-    shares = (0.1, 0.3, 0.59, 0.6, 1.0, 9.0)
-    assert [SMALL.find_row(share) for share in shares] == [0, 0, 0, 1, 2, 2]
-
-
-@given(st.floats(0.0, 2.0))
-def test_a_lookup_returns_the_last_row_that_costs_no_more(share):
-    fits = [row for row, cost in enumerate(SMALL.shares) if cost <= share]
-    assert SMALL.find_row(share) == (fits[-1] if fits else 0)
 
 
 @pytest.mark.parametrize(

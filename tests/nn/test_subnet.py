@@ -177,10 +177,7 @@ def test_more_filters_than_exist_cannot_be_kept() -> None:
     assert subnets.keep_probability(1, 0.5, "rounded", 1, 0) == 1.0
 
 
-def test_a_subnet_knows_whether_it_is_full() -> None:
+def test_a_subnet_counts_its_filters() -> None:
     full_mask = np.ones(3, np.bool_)
-    assert Subnet("", (full_mask, full_mask), (1.0, 1.0)).is_full
-    assert not Subnet("", (full_mask, full_mask), (1.0, 2.0)).is_full
     part = Subnet("", (full_mask, np.array([True, False])), (1.0, 1.0))
-    assert not part.is_full
     assert part.counts == (3, 1)

@@ -1,7 +1,8 @@
-"""Mini-batches drawn and augmented by address, so that any of them can be computed alone."""
+"""Mini-batches drawn by address, so that any of them can be computed alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import torch
@@ -9,36 +10,9 @@ from torch import Tensor
 
 from pliant.data.images import ImageDataset, Indices
 from pliant.rng import Address, rng_stream
-from pliant.value import Count, Natural, Value
+from pliant.value import Count
 
 Batch = tuple[Tensor, Tensor]  # (batch, channel, h, w) float32 and (batch,) int64
-
-
-class CropFlip(Value, frozen=True, tag="crop_flip"):
-    """Shift each image by up to `pad` pixels, filled with black, and mirror half of them.
-
-    >>> import torch
-    >>> import pliant as pl
-    >>> pl.CropFlip(pad=2).apply(torch.ones(4, 1, 8, 8), pl.rng_stream(0, "crop")).shape
-    torch.Size([4, 1, 8, 8])
-    """
-
-    pad: Natural = 4
-    is_flipped: bool = True
-
-    def apply(self, pixels: Tensor, rng: np.random.Generator) -> Tensor:
-        """Return augmented pixels of the same shape."""
-        count, _, height, width = pixels.shape
-        top = torch.from_numpy(rng.integers(0, 2 * self.pad + 1, count))
-        left = torch.from_numpy(rng.integers(0, 2 * self.pad + 1, count))
-        mirrored = torch.from_numpy(rng.random(count) < 0.5) & self.is_flipped
-        padded = torch.nn.functional.pad(pixels, (self.pad,) * 4)
-        rows = top[:, None] + torch.arange(height)
-        columns = left[:, None] + torch.arange(width)
-        columns = torch.where(mirrored[:, None], columns.flip(1), columns)
-        image = torch.arange(count)[:, None, None]
-        # indexing around the channel axis moves it to the end: (batch, h, w, channel)
-        return padded[image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,38 +22,23 @@ class Batches:
     images: ImageDataset
     order: Tensor  # image indices in the order of this pass
     size: int
-    seed: int
-    address: tuple[Address, ...]
-    augment: CropFlip | None = None
-    drop_last: bool = False
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self.order), self.size)
-        return full if self.drop_last or not rest else full + 1
+        return -(-len(self.order) // self.size)
 
     def __getitem__(self, number: int) -> Batch:
         """Return batch `number`, normalised, with its labels."""
         if not 0 <= number < len(self):
             raise IndexError(f"Expected a batch from 0 to {len(self) - 1}, got {number}")
         indices = self.order[number * self.size : (number + 1) * self.size]
-        pixels = self.images.pixels[indices]
-        if self.augment is not None:
-            rng = rng_stream(self.seed, "augment", *self.address, number)
-            pixels = self.augment.apply(pixels, rng)
-        return self.images.normalise(pixels, indices), self.images.labels[indices]
+        return self.images.get_normalised(indices), self.images.labels[indices]
 
     def __iter__(self) -> Iterator[Batch]:
         return (self[number] for number in range(len(self)))
 
 
 def make_batches(
-    images: ImageDataset,
-    indices: Indices,
-    size: Count,
-    seed: int,
-    *address: Address,
-    augment: CropFlip | None = None,
-    drop_last: bool = False,
+    images: ImageDataset, indices: Indices, size: Count, seed: int, *address: Address
 ) -> Batches:
     """Shuffle the images at `indices` by (seed, "batch", *address) and cut them into batches.
 
@@ -88,4 +47,12 @@ def make_batches(
     if size < 1:
         raise ValueError(f"Expected batches of at least 1 image, got {size}")
     order = rng_stream(seed, "batch", *address).permutation(np.asarray(indices, np.int64))
-    return Batches(images, torch.from_numpy(order), size, seed, address, augment, drop_last)
+    return Batches(images, torch.from_numpy(order), size)
+
+
+def cycle_batches(
+    images: ImageDataset, indices: Indices, size: Count, seed: int, *address: Address
+) -> Iterator[Batch]:
+    """Yield the batches of one pass after another, without end; each pass adds its number."""
+    for epoch in count():
+        yield from make_batches(images, indices, size, seed, *address, epoch)

@@ -32,10 +32,6 @@ class FederatedData:
     def __len__(self) -> int:
         return len(self.shares)
 
-    def get_device_images(self, device: int) -> ImageDataset:
-        """Return a copy of one device's training images."""
-        return self.train.select(self.shares[device])
-
     def sizes(self) -> tuple[int, ...]:
         """Return the number of images of each device."""
         return tuple(len(share) for share in self.shares)

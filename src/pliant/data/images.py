@@ -82,9 +82,6 @@ class ImageDataset:
         channel, height, width = self.pixels.shape[1:]
         return channel, height, width
 
-    def class_counts(self) -> tuple[int, ...]:
-        return tuple(torch.bincount(self.labels, minlength=self.classes).tolist())
-
     def select(self, indices: Indices | Tensor) -> "ImageDataset":
         """Return a copy of the images at these indices, in this order."""
         index = torch.as_tensor(indices, dtype=torch.int64)

@@ -161,11 +161,6 @@ class FleetDevice:
     index: int
     seed: int = 0
 
-    @property
-    def device_class(self) -> DeviceClass:
-        indices = self.fleet.get_class_indices(np.array([self.index]), seed=self.seed)
-        return self.fleet.classes[int(indices[0])]
-
     def compute_speeds(self, start: float, length: float) -> PiecewiseConstant:
         return self.fleet.compute_speeds(np.array([self.index]), start, length, seed=self.seed)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pliant.data import FederatedData, make_batches
+from pliant.data import FederatedData, cycle_batches
 from pliant.devices import FULL_NETWORK, BudgetPolicy
 from pliant.methods.aggregation import apply_delta, average_deltas, weight_by
 from pliant.methods.base import (
@@ -212,17 +212,12 @@ def iter_steps(
     context: WorkerContext, key: TaskKey, choose: Callable[[int], RowAndMacs | None]
 ) -> Iterator[Step]:
     """Yield mini-batches with their subnets; `choose` is called for each one as it is requested."""
-    batch, share = context.method.local.batch, context.get_share(key.device)
-    steps_per_epoch = -(-len(share) // batch)
+    size, share = context.method.local.batch, context.get_share(key.device)
+    batches = cycle_batches(context.data.train, share, size, key.seed, key.round, key.device)
     number = 0
     while (choice := choose(number)) is not None:
         row, macs = choice
-        epoch, index = divmod(number, steps_per_epoch)
-        if index == 0:
-            batches = make_batches(
-                context.data.train, share, batch, key.seed, key.round, key.device, epoch
-            )
-        x, y = batches[index]
+        x, y = next(batches)
         yield Step(x, y, context.select_subnet(row, key, number), macs)
         number += 1
 

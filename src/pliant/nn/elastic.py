@@ -244,15 +244,6 @@ class Elastic:
 
     # inspection
 
-    def list_kept_filters(self, subnet: Subnet) -> dict[str, tuple[int, NDArray[np.bool_], float]]:
-        """Map each layer with a site to its site, mask and scale."""
-        self.check_subnet(subnet)
-        return {
-            layer: (index, subnet.masks[index], subnet.scales[index])
-            for index, site in enumerate(self.sites)
-            for layer in site.layers
-        }
-
     @property
     def dense_fallbacks(self) -> tuple[DenseFallback, ...]:
         """Return where absent channels are filled with zeros, and why."""

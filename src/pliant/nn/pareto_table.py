@@ -1,14 +1,11 @@
 """The table of dropout-rate vectors that a device chooses from, in order of cost."""
 
-from bisect import bisect_right
 from itertools import pairwise, zip_longest
 
 import numpy as np
 
 from pliant.nn.elastic import Elastic, cache_on_net
 from pliant.value import NonNegative, Value
-
-ROUNDING_TOLERANCE = 1e-9  # so that rounding never rejects a row that fits exactly
 
 
 class ParetoTable(Value, frozen=True):
@@ -26,8 +23,6 @@ class ParetoTable(Value, frozen=True):
     >>> table = uniform_table(elastic(net, torch.zeros(1, 1, 8, 8)), rows=3)
     >>> table.rates
     ((0.5,), (0.25,), (0.0,))
-    >>> table.find_row(0.8), table.find_row(0.1)  # the largest that fits, else the smallest
-    (1, 0)
     """
 
     network: str  # fingerprint of the elastic network
@@ -60,10 +55,6 @@ class ParetoTable(Value, frozen=True):
                     raise ValueError(
                         f"Expected rows of rising {name}, got a lower one in row {row}"
                     )
-
-    def find_row(self, share: float) -> int:
-        """Return the most expensive row within this share of the full cost, or row 0."""
-        return max(0, bisect_right(self.shares, share * (1.0 + ROUNDING_TOLERANCE)) - 1)
 
     def check_network(self, net: Elastic) -> None:
         """Raise unless the table was made for this network, and name the first difference."""

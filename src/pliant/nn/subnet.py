@@ -43,11 +43,6 @@ class Subnet:
         """Return how many filters each site keeps."""
         return tuple(int(mask.sum()) for mask in self.masks)
 
-    @property
-    def is_full(self) -> bool:
-        """Return whether nothing is dropped or rescaled."""
-        return all(mask.all() for mask in self.masks) and all(scale == 1 for scale in self.scales)
-
 
 def check_sampling(sampling: Sampling) -> None:
     if sampling not in get_args(Sampling):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
-from itertools import chain, count, islice
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pliant.data import ImageDataset, make_batches
+from pliant.data import ImageDataset, cycle_batches
 from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.evaluation import evaluate_batches, make_slices
 from pliant.nn.norm_statistics import NormStatistics, ReestimatedStats, prepare_norm_statistics
@@ -149,11 +149,8 @@ def _train_steps(
     stream_name: str,
 ) -> None:
     settings, rows = context.settings, np.arange(len(images))
-    epochs = (
-        make_batches(images, rows, settings.batch, trial.seed, stream_name, epoch)
-        for epoch in count()
-    )
-    for step, (x, y) in enumerate(islice(chain.from_iterable(epochs), steps)):
+    batches = cycle_batches(images, rows, settings.batch, trial.seed, stream_name)
+    for step, (x, y) in enumerate(islice(batches, steps)):
         if trial.rates:
             rng = rng_stream(trial.seed, "dropout", step)
             trainer.switch(context.net.draw(trial.rates, rng, settings.choice))

@@ -276,7 +276,6 @@ def test_a_subnet_of_another_network_is_refused(net: Elastic) -> None:
         other.macs,
         other.count_params,
         other.count_activations,
-        other.list_kept_filters,
         other.bind,
         lambda subnet: other.take(params, subnet),
         lambda subnet: other.put(params, params, subnet),
