@@ -17,8 +17,8 @@ from typing import Any
 from pliant.params import Params
 from pliant.workers.pool import WorkerReply
 from pliant.workers.serialisation import deserialise, serialise, serialise_chunks
-from pliant.workers.shared_memory import Segment, choose_memory_folder
-from pliant.workers.worker_main import SETUP_FILE, run_worker
+from pliant.workers.shared_memory import choose_memory_folder, write_shared
+from pliant.workers.worker_main import SETUP_FILE, SHARED_FILE, run_worker
 
 STOP_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL
 ONE_THREAD_ENV = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -33,7 +33,7 @@ class ProcessHandle:
 
 
 class ProcessBackend:
-    """Worker processes, with a segment of shared memory for the parameters."""
+    """Worker processes, with the parameters in a file that they map."""
 
     def __init__(self, setup: Callable[[], Any], run_job: Callable[[Any, Params, Any], Any]):
         if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -46,11 +46,10 @@ class ProcessBackend:
         self._folder = TemporaryDirectory(
             prefix="pliant-", dir=choose_memory_folder(), ignore_cleanup_errors=True
         )
-        self._segment: Segment | None = None
-        self._segment_count = 0
         self._alive: set[ProcessHandle] = set()
         try:
             Path(self._folder.name, SETUP_FILE).write_bytes(functions)
+            Path(self._folder.name, SHARED_FILE).touch()
         except BaseException:
             self._folder.cleanup()
             raise
@@ -71,21 +70,11 @@ class ProcessBackend:
         return worker
 
     def share(self, shared: Params) -> None:
-        chunks = serialise_chunks(shared)
-        size = sum(len(chunk) for chunk in chunks)
-        if self._segment is None or self._segment.size < size:
-            if self._segment is not None:
-                self._segment.close()
-                self._segment = None
-            self._segment_count += 1
-            self._segment = Segment(Path(self._folder.name, f"shared-{self._segment_count}"), size)
-        self._segment.write(chunks)
+        write_shared(Path(self._folder.name, SHARED_FILE), serialise_chunks(shared))
 
     def submit(self, worker: ProcessHandle, job: object) -> None:
-        assert self._segment is not None
-        message = pickle.dumps((str(self._segment.path), serialise(job)))
         with suppress(OSError):
-            worker.pipe.send_bytes(message)
+            worker.pipe.send_bytes(serialise(job))
 
     def poll(
         self, workers: Collection[ProcessHandle]
@@ -111,8 +100,6 @@ class ProcessBackend:
         try:
             self.stop(self._alive)  # after an interrupt the pool may not know all of them
         finally:
-            if self._segment is not None:
-                self._segment.close()
             self._folder.cleanup()
 
 

@@ -28,32 +28,13 @@ def choose_memory_folder() -> Path:
     return Path(tempfile.gettempdir())
 
 
-class Segment:
-    """A file of fixed size that this process writes and workers map."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        self.path, self.size = path, size
-        with path.open("xb+") as file:
-            if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a crash later
-                os.posix_fallocate(file.fileno(), 0, size)
-            else:
-                file.truncate(size)
-            self._map = mmap.mmap(file.fileno(), size)
-
-    def write(self, chunks: Sequence[Chunk]) -> None:
-        """Write a message to the start of the file."""
-        start = 0
-        for chunk in chunks:
-            self._map[start : start + len(chunk)] = chunk
-            start += len(chunk)
-
-    def close(self) -> None:
-        """Unmap the file and remove it."""
-        self._map.close()
-        self.path.unlink(missing_ok=True)
+def write_shared(path: Path, chunks: Sequence[Chunk]) -> None:
+    """Write a message to the start of a file, which never shrinks, so mappings of it stay valid."""
+    with path.open("r+b") as file:
+        file.writelines(chunks)
 
 
-def map_segment(path: str) -> mmap.mmap:
-    """Map a segment copy-on-write."""
-    with open(path, "rb") as file:
+def map_shared(path: Path) -> mmap.mmap:
+    """Map a file copy-on-write."""
+    with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

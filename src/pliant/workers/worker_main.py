@@ -18,9 +18,10 @@ from pliant import runtime
 from pliant.params import Params
 from pliant.storage.run_dir import TORCH_THREADS
 from pliant.workers.serialisation import deserialise, serialise
-from pliant.workers.shared_memory import map_segment
+from pliant.workers.shared_memory import map_shared
 
 SETUP_FILE = "setup.pickle"
+SHARED_FILE = "shared"
 
 
 class JobRunner:
@@ -44,13 +45,13 @@ class JobRunner:
     def run(self, shared: Any, job: bytes) -> bytes:
         """Run a job and return a `done` or `failed` reply.
 
-        `shared` holds the serialised parameters, or is the path of a segment that does.
+        `shared` holds the serialised parameters, or is the path of a file that does.
         """
         assert self._run_job is not None
         try:
-            is_path = isinstance(shared, str)
+            is_path = isinstance(shared, Path)
             # Ray's store is read-only, and a write to it would crash the process: copy
-            params = deserialise(map_segment(shared) if is_path else shared, copy=not is_path)
+            params = deserialise(map_shared(shared) if is_path else shared, copy=not is_path)
             return serialise(("done", self._run_job(self._context, params, deserialise(job))))
         except Exception as error:
             return _encode_failure(error)
@@ -66,7 +67,7 @@ def run_worker(pipe: "Connection[Any, Any]", folder: str) -> None:
     try:
         pipe.send_bytes(runner.prepare(Path(folder, SETUP_FILE).read_bytes()))
         while True:
-            pipe.send_bytes(runner.run(*pickle.loads(pipe.recv_bytes())))
+            pipe.send_bytes(runner.run(Path(folder, SHARED_FILE), pipe.recv_bytes()))
     except (EOFError, OSError):  # the parent is gone
         return
 
