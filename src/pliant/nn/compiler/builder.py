@@ -49,7 +49,7 @@ class Builder:
         self.modules = dict(net.named_modules())
         self.decisions = decisions
         self.groups = group_layers(candidates, decisions)
-        self._site_of_layer = {
+        self.site_of_layer = {  # only of layers that may lose filters
             layer: site for site, group in enumerate(self.groups) for layer in group.layers
         }
         self._canonical_names = _find_canonical_names(net)
@@ -82,10 +82,6 @@ class Builder:
         return not isinstance(node, fx.Node) or (
             node.op != "placeholder" and all(map(self.is_constant, node.all_input_nodes))
         )
-
-    def site(self, layer: str) -> int | None:
-        """Return the site of a layer; None if it keeps all filters."""
-        return self._site_of_layer.get(layer)
 
     def param_name(self, node: Any) -> str | None:
         """Return the name of the saved parameter or buffer that a node reads, if any."""

@@ -1,6 +1,7 @@
 """Select the rule that lowers each operation; without one, an operation runs on all channels."""
 
 import copy
+import inspect
 import operator
 from itertools import accumulate, pairwise
 from typing import Any
@@ -17,7 +18,7 @@ from pliant.nn.compiler import rules_shapes as shapes
 from pliant.nn.compiler.builder import Builder
 from pliant.nn.compiler.channels import ChannelSpan
 from pliant.nn.compiler.program import BoundProgram, Env, LayerCost, replace_nodes, resolve_slots
-from pliant.nn.compiler.rules_layers import CONVOLUTIONS, Layer, Norm
+from pliant.nn.compiler.rules_layers import CONVOLUTIONS, NORM_RULES, Layer, Norm
 from pliant.nn.compiler.trace import BATCH, find_callable
 
 ACTIVATIONS = (
@@ -34,6 +35,10 @@ ELEMENTWISE = (
     "abs exp log log1p sqrt rsqrt square neg sin cos erf clamp clip pow float double half to type "
     "contiguous clone detach relu_ sigmoid_ tanh_ clamp_ neg_ abs_ exp_ sqrt_"
 )
+LAYER_FUNCTIONS: dict[Any, Any] = {  # by module or function
+    nn.Linear: F.linear, F.linear: F.linear, **CONVOLUTIONS,
+    **{function: function for function in CONVOLUTIONS.values()},
+}  # fmt: skip
 CHANNELWISE_METHODS = frozenset(f"{ACTIVATIONS} {ELEMENTWISE}".split())
 CHANNELWISE_FUNCTIONS: frozenset[Any] = frozenset(
     function
@@ -70,31 +75,24 @@ def lower_node(builder: Builder, node: fx.Node) -> None:
 
 def match_layer(builder: Builder, node: fx.Node) -> Layer | None:
     """Describe a convolution or linear layer, whether module or function; None for others."""
-    if node.op == "call_module":
-        module, path = builder.modules[str(node.target)], str(node.target)
-        weight, bias = builder.tensor_name(path, "weight"), builder.tensor_name(path, "bias")
-        source: Any = node.args[0] if node.args else node.kwargs["input"]
-        if type(module) is nn.Linear and weight:
-            return Layer(source, F.linear, weight, bias)
-        if type(module) not in CONVOLUTIONS or not weight:
-            return None
-        padding, options = None, (module.stride, module.padding, module.dilation)
-        if module.padding_mode != "zeros":
-            padding = (str(module.padding_mode), module._reversed_padding_repeated_twice)
-            options = (module.stride, 0, module.dilation)
-        function, groups = CONVOLUTIONS[type(module)], int(str(module.groups))
-        return Layer(source, function, weight, bias, options, groups, padding)
-    if node.op == "call_function" and node.target in {*CONVOLUTIONS.values(), F.linear}:
-        kwargs = _bind(node, "input weight bias stride padding dilation groups")
-        names = _find_params(builder, kwargs, "weight", "bias")
-        if names is None or names[0] is None:
-            return None
-        if node.target is F.linear:
-            return Layer(kwargs["input"], F.linear, names[0], names[1])
-        options = (kwargs.get("stride", 1), kwargs.get("padding", 0), kwargs.get("dilation", 1))
-        groups = kwargs.get("groups", 1)
-        return Layer(kwargs["input"], node.target, names[0], names[1], options, groups)
-    return None
+    target = type(builder.modules[str(node.target)]) if node.op == "call_module" else node.target
+    function = LAYER_FUNCTIONS.get(target)
+    if function is None:
+        return None
+    names = "input weight bias stride padding dilation groups"
+    arguments, params = _read_arguments(builder, node, names)
+    if params is None or (weight := params["weight"]) is None:
+        return None
+    source = arguments["input"]
+    if function is F.linear:
+        return Layer(source, F.linear, weight, params["bias"])
+    arguments = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **arguments}
+    options = (arguments["stride"], arguments["padding"], arguments["dilation"])
+    padding = None
+    if arguments.get("padding_mode", "zeros") != "zeros":
+        padding = (arguments["padding_mode"], arguments["_reversed_padding_repeated_twice"])
+        options = (arguments["stride"], 0, arguments["dilation"])
+    return Layer(source, function, weight, params["bias"], options, arguments["groups"], padding)
 
 
 def find_candidates(builder: Builder, graph: fx.Graph) -> dict[str, int]:
@@ -110,18 +108,26 @@ def _bind(node: fx.Node, names: str) -> dict[str, Any]:
     return {**dict(zip(names.split(), node.args, strict=False)), **node.kwargs}
 
 
-def _find_params(builder: Builder, kwargs: dict[str, Any], *keys: str) -> list[str | None] | None:
-    """Return the parameters passed under these keys; None if one of them is another value."""
-    names = [builder.param_name(kwargs.get(key)) for key in keys]
-    is_other = [
-        kwargs.get(key) is not None and name is None for key, name in zip(keys, names, strict=True)
-    ]
-    return None if any(is_other) else names
+def _read_arguments(
+    builder: Builder, node: fx.Node, names: str
+) -> tuple[dict[str, Any], dict[str, str | None] | None]:
+    """Return a layer's arguments and the names of its parameters; None if one is computed.
+
+    The attributes of a module have the names of the arguments of its function.
+    """
+    keys = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    if node.op == "call_module":
+        path = str(node.target)
+        arguments = {**vars(builder.modules[path]), "training": True, **_bind(node, "input")}
+        return arguments, {key: builder.tensor_name(path, key) for key in keys}
+    arguments = _bind(node, names)
+    params = {key: builder.param_name(arguments.get(key)) for key in keys}
+    is_computed = [arguments.get(key) is not None and params[key] is None for key in keys]
+    return arguments, None if any(is_computed) else params
 
 
 def _lower_module(builder: Builder, node: fx.Node) -> bool:
-    module, path = builder.modules[str(node.target)], str(node.target)
-    source = node.args[0] if node.args else None
+    module, source = builder.modules[str(node.target)], node.args[0] if node.args else None
     if len(node.all_input_nodes) != 1 or not isinstance(source, fx.Node):
         return False
     layer = match_layer(builder, node)
@@ -131,23 +137,7 @@ def _lower_module(builder: Builder, node: fx.Node) -> bool:
         return shapes.lower_channelwise(builder, node, source)
     if isinstance(module, nn.Flatten | nn.Unflatten):
         return shapes.lower_reshape(builder, node, source)
-    names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    weight, bias, *statistics = (builder.tensor_name(path, name) for name in names)
-    norm = Norm(source, weight, bias, getattr(module, "eps", 0.0))
-    if isinstance(module, layers.BATCH_NORMS):
-        return layers.lower_batch_norm(builder, node, norm, statistics, module.momentum)
-    if isinstance(module, nn.GroupNorm):
-        return layers.lower_group_norm(builder, node, norm, module.num_groups)
-    if isinstance(module, layers.INSTANCE_NORMS) and not module.track_running_stats:
-        return layers.lower_instance_norm(builder, node, norm)
-    if isinstance(module, nn.LayerNorm):
-        return layers.lower_layer_norm(builder, node, norm, module.normalized_shape)
-    if isinstance(module, nn.LocalResponseNorm):
-        options = (module.alpha, module.beta, module.k)
-        return layers.lower_local_response_norm(builder, node, source, module.size, options)
-    if isinstance(module, nn.PReLU) and weight is not None:
-        return layers.lower_prelu(builder, node, source, weight)
-    return False
+    return type(module) in NORM_RULES and _lower_norm(builder, node, source, type(module))
 
 
 def _lower_call(builder: Builder, node: fx.Node) -> bool:
@@ -193,7 +183,7 @@ def _lower_unary(builder: Builder, node: fx.Node, source: fx.Node, name: str) ->
         return shapes.lower_reduce(builder, node, source, dims, keepdim)
     if name in {"chunk", "split", "narrow"}:
         return shapes.lower_split(builder, node, source, *_find_bounds(node, source, name))
-    return _lower_functional_norm(builder, node, source, name)
+    return node.target in NORM_RULES and _lower_norm(builder, node, source, node.target)
 
 
 def _is_channelwise(builder: Builder, node: fx.Node, source: fx.Node, name: str) -> bool:
@@ -210,33 +200,16 @@ def _is_channelwise(builder: Builder, node: fx.Node, source: fx.Node, name: str)
     return is_listed and not any(isinstance(value, Tensor) for value in others)
 
 
-def _lower_functional_norm(builder: Builder, node: fx.Node, source: fx.Node, name: str) -> bool:
-    if name == "batch_norm":
-        kwargs = _bind(node, "input running_mean running_var weight bias training momentum eps")
-        names = _find_params(builder, kwargs, "weight", "bias", "running_mean", "running_var")
-        if names is None or not kwargs.get("training", False):
-            return False
-        norm = Norm(source, names[0], names[1], kwargs.get("eps", 1e-5))
-        statistics = (names[2], names[3], None)
-        return layers.lower_batch_norm(builder, node, norm, statistics, kwargs.get("momentum", 0.1))
-    if name in {"group_norm", "layer_norm"}:
-        is_group = name == "group_norm"
-        extent = "num_groups" if is_group else "normalized_shape"
-        kwargs = _bind(node, f"input {extent} weight bias eps")
-        names = _find_params(builder, kwargs, "weight", "bias")
-        if names is None:
-            return False
-        norm = Norm(source, names[0], names[1], kwargs.get("eps", 1e-5))
-        rule: Any = layers.lower_group_norm if is_group else layers.lower_layer_norm
-        return bool(rule(builder, node, norm, kwargs[extent]))
-    if name == "local_response_norm":
-        kwargs = _bind(node, "input size alpha beta k")
-        options = (kwargs.get("alpha", 1e-4), kwargs.get("beta", 0.75), kwargs.get("k", 1.0))
-        return layers.lower_local_response_norm(builder, node, source, kwargs["size"], options)
-    if name == "prelu":
-        weight = builder.param_name(_bind(node, "input weight")["weight"])
-        return weight is not None and layers.lower_prelu(builder, node, source, weight)
-    return False
+def _lower_norm(builder: Builder, node: fx.Node, source: fx.Node, target: Any) -> bool:
+    """Lower a norm layer or PReLU."""
+    names, defaults = "input weight", {}  # of PReLU, which has no signature
+    if node.op == "call_function" and target is not F.prelu:
+        signature = inspect.signature(getattr(F, target.__name__)).parameters
+        names, defaults = " ".join(signature), {key: p.default for key, p in signature.items()}
+    arguments, params = _read_arguments(builder, node, names)
+    if params is None:
+        return False
+    return NORM_RULES[target](builder, node, Norm(source, params, {**defaults, **arguments}))
 
 
 def _find_permutation(node: fx.Node, source: fx.Node, name: str) -> list[int]:

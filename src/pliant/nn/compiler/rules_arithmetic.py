@@ -27,14 +27,15 @@ def lower_binary(builder: Builder, node: fx.Node, left: Any, right: Any, kind: s
             return lower_channelwise(builder, node, varying[0])
         if kind == "div" and left is not varying[0]:
             return False
-        return _lower_with_param(builder, node, varying[0], others[0])
+        return _lower_with_dense(builder, node, varying[0], others[0])
     if len(varying) != 2:
         return lower_channelwise(builder, node, nodes[0]) if nodes else False
     first, second = builder.layout(left), builder.layout(right)
     if first is None and second is None:
         return lower_channelwise(builder, node, left)
     if first is None or second is None:
-        return kind == "mul" and _lower_gate(builder, node, left, right)
+        sparse, dense = (right, left) if first is None else (left, right)
+        return kind == "mul" and _lower_with_dense(builder, node, sparse, dense)
     dims = [side.meta["value"].dim() for side in (left, right)]
     if dims[0] - first.axis != dims[1] - second.axis:
         return False
@@ -76,38 +77,25 @@ def _couple_sites(builder: Builder, pairs: SpanPairs) -> bool:
     return bool(coupled)
 
 
-def _lower_with_param(builder: Builder, node: fx.Node, value: fx.Node, param_node: fx.Node) -> bool:
-    """Lower arithmetic with a parameter, sliced like the scale and bias of a norm layer."""
-    layout, shape = builder.layout(value), param_node.meta["value"].shape
-    assert layout is not None
-    dims = value.meta["value"].dim()
-    param_axis = layout.axis - (dims - len(shape))
-    if len(shape) > dims:
-        return False
-    if param_axis < 0 or shape[param_axis] == 1:
-        return lower_channelwise(builder, node, value)
-    spans, name = layout.spans, builder.param_name(param_node)
-    slots = {value: builder.slot(value)}
-    if name is not None and not builder.is_unsliced(name):
-        builder.record_slicing(name, *[None] * param_axis, spans)
-        slots[param_node] = builder.load_param(name)
-    else:
-        slots[param_node] = _select_kept(builder, param_node, param_axis, spans)
-    return builder.replay(node, layout, slots, name)
+def _lower_with_dense(builder: Builder, node: fx.Node, sparse: fx.Node, dense: fx.Node) -> bool:
+    """Lower arithmetic with a value or parameter of which only the present channels are needed.
 
-
-def _lower_gate(builder: Builder, node: fx.Node, left: fx.Node, right: fx.Node) -> bool:
-    """Lower a product with a dense value, of which only the present channels are needed."""
-    sparse, dense = (left, right) if builder.layout(left) is not None else (right, left)
+    A parameter is sliced like the scale and bias of a norm layer.
+    """
     layout, shape = builder.layout(sparse), dense.meta["value"].shape
     assert layout is not None
-    dense_axis = layout.axis - (sparse.meta["value"].dim() - len(shape))
-    if dense_axis > layout.axis:
+    axis = layout.axis - (sparse.meta["value"].dim() - len(shape))  # of the channels in `dense`
+    if axis > layout.axis:
         return False
-    slots = {sparse: builder.slot(sparse), dense: builder.slot(dense)}
-    if dense_axis >= 0 and shape[dense_axis] != 1:
-        slots[dense] = _select_kept(builder, dense, dense_axis, layout.spans)
-    return builder.replay(node, layout, slots)
+    if axis < 0 or shape[axis] == 1:
+        return lower_channelwise(builder, node, sparse)
+    name, slots = builder.param_name(dense), {sparse: builder.slot(sparse)}
+    if name is not None and not builder.is_unsliced(name):
+        builder.record_slicing(name, *[None] * axis, layout.spans)
+        slots[dense] = builder.load_param(name)
+    else:
+        slots[dense] = _select_kept(builder, dense, axis, layout.spans)
+    return builder.replay(node, layout, slots, name)
 
 
 def _select_kept(

@@ -1,11 +1,12 @@
 """Rules for layers with parameters: convolutions, linear layers and norms."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
@@ -15,9 +16,9 @@ from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans
 from pliant.nn.compiler.program import BoundProgram, ChannelIndex, Env, LayerCost
 from pliant.nn.compiler.trace import BATCH
 
+# of the value, its weight and its bias
+NormFn = Callable[[BoundProgram, Tensor, Tensor | None, Tensor | None], Tensor]
 CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
-INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def lower_layer(builder: Builder, node: fx.Node, layer: Layer) -> bool:
         builder.record_cost(node, LayerCost(layer.weight, unit_macs, output_spans, None))
     else:
         output_spans, result = (ChannelSpan(outputs),), None
-        site = builder.site(layer.weight)
+        site = builder.site_of_layer.get(layer.weight)
         if site is not None:
             output_spans = (ChannelSpan(outputs, SiteFilter(site), 1, frozenset({site})),)
             result = ChannelLayout(axis, output_spans)
@@ -119,27 +120,22 @@ def _find_stride_slices(
 
 @dataclass(frozen=True)
 class Norm:
-    """The common arguments of norm layers."""
+    """A norm layer or PReLU, from a module or from a functional call."""
 
     source: fx.Node
-    weight: str | None
-    bias: str | None
-    eps: float = 0.0
+    params: Mapping[str, str | None]  # by argument
+    arguments: Mapping[str, Any]
 
 
 def _prepare_norm(
-    builder: Builder,
-    node: fx.Node,
-    norm: Norm,
-    *statistics: str | None,
-    axis: int = 1,
-    param_axis: int | None = 0,
-) -> tuple[int, ChannelLayout | None]:
-    """Return the slot and layout that a norm reads, and record how its parameters are sliced.
+    builder: Builder, node: fx.Node, norm: Norm, *, axis: int = 1, param_axis: int | None = 0
+) -> tuple[ChannelLayout | None, Callable[[NormFn], bool]]:
+    """Record how a norm's parameters are sliced; return the layout it reads, and how to emit it.
 
-    Without a `param_axis`, they do not depend on the channel.
+    Without a `param_axis`, the parameters do not depend on the channel.
     """
-    layout, names = builder.layout(norm.source), (norm.weight, norm.bias, *statistics)
+    layout = builder.layout(norm.source)
+    names = [norm.params[key] for key in ("weight", "bias", "running_mean", "running_var")]
     if layout and (layout.axis != axis or builder.is_unsliced(*names)):
         reason = "its parameters read all channels"
         slot, layout = builder.densify(norm.source, node.name, reason), None
@@ -150,62 +146,62 @@ def _prepare_norm(
             builder.record_slicing(name, *[None] * param_axis, layout.spans)
         else:
             builder.record_slicing(name)
-    return slot, layout
+    weight, bias = names[:2]
+
+    def emit(compute: NormFn) -> bool:
+        def run(env: Env, bound: BoundProgram) -> Tensor:
+            return compute(bound, env[slot], bound.param(weight), bound.param(bias))
+
+        return builder.emit(node, run, [slot], layout, weight, bias)
+
+    return layout, emit
 
 
-def lower_batch_norm(
-    builder: Builder,
-    node: fx.Node,
-    norm: Norm,
-    statistics: Sequence[str | None],  # mean, variance, batch count
-    momentum: float | None,
-) -> bool:
+def lower_batch_norm(builder: Builder, node: fx.Node, norm: Norm) -> bool:
     """Lower batch norm, leaving the statistics of absent channels unchanged."""
-    mean, variance, batches = statistics
-    slot, layout = _prepare_norm(builder, node, norm, mean, variance)
+    if not norm.arguments["training"]:
+        return False
+    _, emit = _prepare_norm(builder, node, norm)
+    mean, variance = norm.params["running_mean"], norm.params["running_var"]
+    batches, momentum = norm.params["num_batches_tracked"], norm.arguments["momentum"]
+    eps = norm.arguments["eps"]
     builder.record_slicing(batches)
-    weight, bias, eps = norm.weight, norm.bias, norm.eps
 
-    def run(env: Env, bound: BoundProgram) -> Tensor:
+    def compute(bound: BoundProgram, x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
         factor, m, v = momentum, bound.param(mean), bound.param(variance)
         if batches is not None:
             bound.params[batches].add_(1)
             if factor is None:
                 factor = 1.0 / float(bound.params[batches])
-        w, b = bound.param(weight), bound.param(bias)
-        return F.batch_norm(env[slot], m, v, w, b, True, factor or 0.0, eps)
+        return F.batch_norm(x, m, v, w, b, True, factor or 0.0, eps)
 
-    return builder.emit(node, run, [slot], layout, weight, bias)
+    return emit(compute)
 
 
 def lower_instance_norm(builder: Builder, node: fx.Node, norm: Norm) -> bool:
     """Lower instance norm, which treats each channel of each sample alone."""
-    slot, layout = _prepare_norm(builder, node, norm)
-    weight, bias, eps = norm.weight, norm.bias, norm.eps
-
-    def run(env: Env, bound: BoundProgram) -> Tensor:
-        w, b = bound.param(weight), bound.param(bias)
-        return F.instance_norm(env[slot], None, None, w, b, True, 0.0, eps)
-
-    return builder.emit(node, run, [slot], layout, weight, bias)
+    if norm.arguments["track_running_stats"]:
+        return False
+    eps, (_, emit) = norm.arguments["eps"], _prepare_norm(builder, node, norm)
+    return emit(lambda _, x, w, b: F.instance_norm(x, None, None, w, b, True, 0.0, eps))
 
 
-def lower_group_norm(builder: Builder, node: fx.Node, norm: Norm, groups: int) -> bool:
+def lower_group_norm(builder: Builder, node: fx.Node, norm: Norm) -> bool:
     """Lower group norm, with statistics over the present channels of each group."""
-    slot, layout = _prepare_norm(builder, node, norm)
-    weight, bias, eps = norm.weight, norm.bias, norm.eps
+    layout, emit = _prepare_norm(builder, node, norm)
+    groups, eps = norm.arguments["num_groups"], norm.arguments["eps"]
     query = builder.add_query(
         lambda index: _assign_groups(index, layout.spans, groups) if layout else groups
     )
 
-    def run(env: Env, bound: BoundProgram) -> Tensor:
-        w, b, assignment = bound.param(weight), bound.param(bias), bound.results[query]
+    def compute(bound: BoundProgram, x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+        assignment = bound.results[query]
         if isinstance(assignment, int):
-            return F.group_norm(env[slot], assignment, w, b, eps)
+            return F.group_norm(x, assignment, w, b, eps)
         group_index, sizes = assignment
-        return unequal_group_norm(env[slot], group_index, sizes, w, b, eps)
+        return unequal_group_norm(x, group_index, sizes, w, b, eps)
 
-    return builder.emit(node, run, [slot], layout, weight, bias)
+    return emit(compute)
 
 
 def _assign_groups(
@@ -241,32 +237,23 @@ def unequal_group_norm(
     return out + bias.view(shape) if bias is not None else out
 
 
-def lower_layer_norm(
-    builder: Builder, node: fx.Node, norm: Norm, normalized_shape: Sequence[int]
-) -> bool:
+def lower_layer_norm(builder: Builder, node: fx.Node, norm: Norm) -> bool:
     """Lower layer norm, with statistics over the present channels if it mixes channels."""
-    first_dim = node.meta["value"].dim() - len(normalized_shape)
-    layout = builder.layout(norm.source)
+    first_dim = node.meta["value"].dim() - len(norm.arguments["normalized_shape"])
+    layout, eps = builder.layout(norm.source), norm.arguments["eps"]
     axis = layout.axis if layout else 1
     param_axis = axis - first_dim if axis >= first_dim else None
-    slot, layout = _prepare_norm(builder, node, norm, axis=axis, param_axis=param_axis)
-    weight, bias, eps = norm.weight, norm.bias, norm.eps
-
-    def run(env: Env, bound: BoundProgram) -> Tensor:
-        x = env[slot]
-        return F.layer_norm(x, x.shape[first_dim:], bound.param(weight), bound.param(bias), eps)
-
-    return builder.emit(node, run, [slot], layout, weight, bias)
+    _, emit = _prepare_norm(builder, node, norm, axis=axis, param_axis=param_axis)
+    return emit(lambda _, x, w, b: F.layer_norm(x, x.shape[first_dim:], w, b, eps))
 
 
-def lower_local_response_norm(
-    builder: Builder, node: fx.Node, source: fx.Node, size: int, options: tuple[float, float, float]
-) -> bool:
+def lower_local_response_norm(builder: Builder, node: fx.Node, norm: Norm) -> bool:
     """Lower local response norm, with neighbours as in the full network."""
-    layout, (alpha, beta, k) = builder.layout(source), options
+    layout = builder.layout(norm.source)
     if layout is None or layout.axis != 1:
         return False
-    slot = builder.slot(source)
+    size, alpha, beta, k = (norm.arguments[key] for key in ("size", "alpha", "beta", "k"))
+    slot = builder.slot(norm.source)
     query = builder.add_query(lambda index: _find_neighbours(index, layout.spans, size))
 
     def run(env: Env, bound: BoundProgram) -> Tensor:
@@ -296,12 +283,23 @@ def _find_neighbours(index: ChannelIndex, spans: ChannelSpans, size: int) -> lis
     ]
 
 
-def lower_prelu(builder: Builder, node: fx.Node, source: fx.Node, weight: str) -> bool:
+def lower_prelu(builder: Builder, node: fx.Node, norm: Norm) -> bool:
     """Lower PReLU with one slope for all channels or one per channel."""
+    weight = norm.params["weight"]
+    if weight is None:
+        return False
     param_axis = 0 if builder.shape(weight)[0] > 1 else None
-    slot, layout = _prepare_norm(builder, node, Norm(source, weight, None), param_axis=param_axis)
+    _, emit = _prepare_norm(builder, node, norm, param_axis=param_axis)
+    return emit(lambda bound, x, w, b: F.prelu(x, bound.params[weight]))
 
-    def run(env: Env, bound: BoundProgram) -> Tensor:
-        return F.prelu(env[slot], bound.params[weight])
 
-    return builder.emit(node, run, [slot], layout, weight)
+# by module, function or name of a method
+NORM_RULES: dict[Any, Callable[[Builder, fx.Node, Norm], bool]] = {
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), lower_batch_norm),
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), lower_instance_norm),
+    **dict.fromkeys((nn.GroupNorm, F.group_norm, torch.group_norm), lower_group_norm),
+    **dict.fromkeys((nn.LayerNorm, F.layer_norm, torch.layer_norm), lower_layer_norm),
+    **dict.fromkeys((nn.LocalResponseNorm, F.local_response_norm), lower_local_response_norm),
+    **dict.fromkeys((nn.PReLU, F.prelu, "prelu"), lower_prelu),
+    F.batch_norm: lower_batch_norm,
+}
