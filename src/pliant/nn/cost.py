@@ -6,15 +6,14 @@ layer's input and output. They omit only the channel restored to a slice or prod
 otherwise be empty.
 """
 
-from collections.abc import Mapping, Sequence
-from math import prod
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pliant.nn.compiler import channels
 from pliant.nn.compiler.channels import ChannelSpans, Expression, SiteFilter
-from pliant.nn.compiler.program import CompactProgram
 from pliant.nn.subnet import Sampling, Subnet, keep_probability
 
 
@@ -22,13 +21,8 @@ class SubnetCounts:
     """Numbers of channels that a subnet keeps."""
 
     def __init__(self, subnet: Subnet) -> None:
-        self._masks = subnet.masks
-        self._cache: dict[ChannelSpans, int] = {}
-
-    def count(self, spans: ChannelSpans) -> int:
-        if spans not in self._cache:
-            self._cache[spans] = channels.count(spans, self._masks)
-        return self._cache[spans]
+        masks = subnet.masks
+        self.count: Callable[[ChannelSpans], int] = cache(lambda s: channels.count(s, masks))
 
     def count_pairs(self, outputs: ChannelSpans, inputs: ChannelSpans | None) -> int:
         return self.count(outputs) * (1 if inputs is None else self.count(inputs))
@@ -86,34 +80,3 @@ class ExpectedCounts:
             for site_filter, count in counts.items()
             if count
         )
-
-
-def count_macs(
-    program: CompactProgram, counts: ExpectedCounts | SubnetCounts, *, training: bool
-) -> float:
-    """Return the MACs per sample, of the forward pass or of a training step."""
-    return sum(
-        cost.unit_macs
-        * counts.count_pairs(cost.outputs, cost.inputs)
-        * (cost.passes if training else 1)
-        for cost in program.layer_costs
-    )
-
-
-def count_activations(program: CompactProgram, counts: ExpectedCounts | SubnetCounts) -> float:
-    """Return the number of activations per sample that the forward pass writes."""
-    return sum(
-        activation.unit_size * counts.count(activation.spans) for activation in program.activations
-    )
-
-
-def count_params(program: CompactProgram, subnet: Subnet) -> int:
-    """Return the number of entries in a subnet's parameters and buffers."""
-    total = 0
-    for name, shape in program.param_shapes.items():
-        sizes = list(shape)
-        for dim, spans in enumerate(program.slicings.get(name, ())):
-            if spans is not None:
-                sizes[dim] = channels.count(spans, subnet.masks)
-        total += prod(sizes)
-    return total

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from hashlib import sha256
+from math import prod
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pliant.nn import cost, slicing
+from pliant.nn import slicing
 from pliant.nn import subnet as subnets
 from pliant.nn.compiler import channels, dispatch
 from pliant.nn.compiler.builder import Builder
@@ -29,6 +30,7 @@ from pliant.nn.compiler.program import (
     replace_nodes,
 )
 from pliant.nn.compiler.trace import trace
+from pliant.nn.cost import ExpectedCounts, SubnetCounts
 from pliant.nn.subnet import FilterOrders, Sampling, Subnet
 from pliant.params import Params
 
@@ -170,27 +172,39 @@ class Elastic:
         sampling: Sampling = "bernoulli",
     ) -> float:
         """Return MACs per sample, in expectation for rates or exactly for a subnet."""
-        counts = self._make_counts(rates_or_subnet, sampling)
-        return float(cost.count_macs(self.program, counts, training=training))
+        counts, total = self._make_counts(rates_or_subnet, sampling), 0.0
+        for cost in self.program.layer_costs:
+            macs = cost.unit_macs * counts.count_pairs(cost.outputs, cost.inputs)
+            total += macs * (cost.passes if training else 1)
+        return total
 
     def count_activations(self, rates_or_subnet: Rates | Subnet) -> float:
         """Return the number of activations per sample that the forward pass writes."""
-        return float(cost.count_activations(self.program, self._make_counts(rates_or_subnet)))
+        counts = self._make_counts(rates_or_subnet)
+        tensors = self.program.activations
+        return float(sum(tensor.unit_size * counts.count(tensor.spans) for tensor in tensors))
 
     def count_params(self, subnet: Subnet) -> int:
         """Return the number of entries in a subnet's parameters and buffers."""
         self.check_subnet(subnet)
-        return cost.count_params(self.program, subnet)
+        total = 0
+        for name, shape in self.program.param_shapes.items():
+            sizes = list(shape)
+            for dim, spans in enumerate(self.program.slicings.get(name, ())):
+                if spans is not None:
+                    sizes[dim] = channels.count(spans, subnet.masks)
+            total += prod(sizes)
+        return total
 
     def _make_counts(
         self, rates_or_subnet: Rates | Subnet, sampling: Sampling = "bernoulli"
-    ) -> cost.ExpectedCounts | cost.SubnetCounts:
+    ) -> ExpectedCounts | SubnetCounts:
         if isinstance(rates_or_subnet, Subnet):
             self.check_subnet(rates_or_subnet)
-            return cost.SubnetCounts(rates_or_subnet)
+            return SubnetCounts(rates_or_subnet)
         subnets.check_sampling(sampling)
         keep = 1 - self.expand_rates(rates_or_subnet)
-        return cost.ExpectedCounts(self.sizes, keep, sampling)
+        return ExpectedCounts(self.sizes, keep, sampling)
 
     # running
 
@@ -204,11 +218,7 @@ class Elastic:
 
     def take(self, params: Tensors, subnet: Subnet | BoundProgram) -> Params:
         """Copy a subnet's parameters and buffers out of the full-size ones."""
-        subnet_params = slicing.take(params, self._bind_like(subnet, params).slices)
-        return {
-            name: tensor.detach().clone() if tensor is params[name] else tensor
-            for name, tensor in subnet_params.items()
-        }
+        return slicing.take(params, self._bind_like(subnet, params).slices)
 
     def put(self, params: Tensors, subnet_params: Tensors, subnet: Subnet | BoundProgram) -> Params:
         """Return full-size parameters with the subnet's entries overwritten."""

@@ -78,21 +78,20 @@ class KeepBits:
 
 @dataclass(frozen=True)
 class SlicedShape:
-    """The shape of a sliced tensor as a function of its kept rows."""
+    """The shape of a tensor that is sliced along one or two dimensions."""
 
     shape: tuple[int, ...]
-    output_spans: ChannelSpans | None  # along an earlier dimension that is sliced too
     first_dim: int
     last_dim: int
     unsliced_size: int  # product of the other dimensions
+    output_index: int  # of the channels along the first of two dimensions; -1: of none
 
-    def compute_shape(self, numel: int, num_outputs: int) -> tuple[int, ...]:
+    def compute_shape(self, numel: int, output_counts: list[int]) -> tuple[int, ...]:
         """Return the shape of a tensor with this many entries and outputs."""
-        head, tail = self.shape[: self.last_dim], self.shape[self.last_dim + 1 :]
-        if self.output_spans is None:
-            return (*head, numel // self.unsliced_size, *tail)
-        head = (*head[: self.first_dim], num_outputs, *head[self.first_dim + 1 :])
-        return (*head, numel // (self.unsliced_size * num_outputs), *tail)
+        shape, num_outputs = list(self.shape), output_counts[self.output_index]
+        shape[self.first_dim] = num_outputs
+        shape[self.last_dim] = numel // (self.unsliced_size * num_outputs)
+        return tuple(shape)
 
 
 @dataclass(frozen=True)
@@ -112,24 +111,16 @@ class SubnetIndexer:
     def __init__(self, flat_buffers: Sequence[FlatBuffer], sizes: Sequence[int]) -> None:
         self.flat_buffers = flat_buffers
         self._keep_bits = KeepBits(sizes)
-        shapes = [
-            list(map(_make_sliced_shape, b.shapes, b.slicings)) if b.is_sliced else []
-            for b in flat_buffers
-        ]
-        outputs = [s.output_spans for row in shapes for s in row if s.output_spans]
-        self._output_spans = list(dict.fromkeys(outputs))
-        output_index = {spans: index for index, spans in enumerate(self._output_spans)}
-        self._sliced_shapes = [
-            [(s, output_index[s.output_spans] if s.output_spans else -1) for s in row]
-            for row in shapes
-        ]
-        pairs = [
-            _find_row_bits(self._keep_bits, shape, slicing)
-            for buffer in flat_buffers
-            if buffer.is_sliced
-            for shape, slicing in zip(buffer.shapes, buffer.slicings, strict=True)
-        ]
-        for spans in self._output_spans:  # outputs are counted like the rows of a tensor
+        self._output_index: dict[ChannelSpans, int] = {}
+        self._sliced_shapes: list[list[SlicedShape]] = []
+        pairs = []
+        for buffer in flat_buffers:
+            tensors = zip(buffer.shapes, buffer.slicings, strict=True) if buffer.is_sliced else ()
+            self._sliced_shapes.append([])
+            for shape, slicing in tensors:
+                self._sliced_shapes[-1].append(self._make_sliced_shape(shape, slicing))
+                pairs.append(_find_row_bits(self._keep_bits, shape, slicing))
+        for spans in self._output_index:  # outputs are counted like the rows of a tensor
             bits = self._keep_bits.assign_bits(spans, width(spans))
             pairs.append((bits, bits))
         empty = np.zeros(0, np.int64)
@@ -160,30 +151,28 @@ class SubnetIndexer:
         return slices
 
     def _compute_shapes(self, row_counts: list[int]) -> tuple[Shapes, ...]:
-        counts = row_counts[len(row_counts) - len(self._output_spans) :]
+        counts = row_counts[len(row_counts) - len(self._output_index) :]
         outputs = [
             count * find_common_repeat(spans)
-            for spans, count in zip(self._output_spans, counts, strict=True)
+            for spans, count in zip(self._output_index, counts, strict=True)
         ]
         outputs.append(1)  # at index -1: no sliced outputs
         rows = iter(row_counts)
         return tuple(
-            tuple(
-                sliced.compute_shape(next(rows) * buffer.block, outputs[output_index])
-                for sliced, output_index in sliced_shapes
-            )
+            tuple(sliced.compute_shape(next(rows) * buffer.block, outputs) for sliced in shapes)
             if buffer.is_sliced
             else buffer.shapes
-            for buffer, sliced_shapes in zip(self.flat_buffers, self._sliced_shapes, strict=True)
+            for buffer, shapes in zip(self.flat_buffers, self._sliced_shapes, strict=True)
         )
 
-
-def _make_sliced_shape(shape: tuple[int, ...], slicing: ParamSlicing) -> SlicedShape:
-    sliced_dims = [dim for dim, spans in enumerate(slicing) if spans is not None]
-    assert len(sliced_dims) <= 2, "no parameter is sliced in three dimensions"
-    unsliced_size = prod(size for dim, size in enumerate(shape) if dim not in sliced_dims)
-    output_spans = slicing[sliced_dims[0]] if len(sliced_dims) == 2 else None
-    return SlicedShape(shape, output_spans, sliced_dims[0], sliced_dims[-1], unsliced_size)
+    def _make_sliced_shape(self, shape: tuple[int, ...], slicing: ParamSlicing) -> SlicedShape:
+        first, *others = [dim for dim, spans in enumerate(slicing) if spans is not None]
+        assert len(others) <= 1, "no parameter is sliced in three dimensions"
+        unsliced_size = prod(s for dim, s in enumerate(shape) if dim not in (first, *others))
+        if not others or (outputs := slicing[first]) is None:
+            return SlicedShape(shape, first, first, unsliced_size, -1)
+        output_index = self._output_index.setdefault(outputs, len(self._output_index))
+        return SlicedShape(shape, first, others[0], unsliced_size, output_index)
 
 
 class FlatLayout:

@@ -10,14 +10,14 @@ from pliant.params import Params
 
 
 def take(params: Mapping[str, Tensor], slices: Mapping[str, Slice]) -> Params:
-    """Return the kept entries of every tensor, without copying a tensor that is fully kept."""
-    return {name: _select_rows(tensor, slices.get(name)) for name, tensor in params.items()}
+    """Return copies of the kept entries of every tensor."""
+    return {name: _copy_rows(tensor.detach(), slices.get(name)) for name, tensor in params.items()}
 
 
-def _select_rows(tensor: Tensor, param_slice: Slice | None) -> Tensor:
+def _copy_rows(tensor: Tensor, param_slice: Slice | None) -> Tensor:
     if param_slice is None or param_slice.rows is None:
-        return tensor
-    rows = tensor.detach().reshape(-1, param_slice.block).index_select(0, param_slice.rows)
+        return tensor.clone()
+    rows = tensor.reshape(-1, param_slice.block).index_select(0, param_slice.rows)
     return rows.view(param_slice.shape)
 
 

@@ -32,10 +32,9 @@ def save_table(path: Path, table: ParetoTable, provenance: Any = None) -> Path:
         # Layer names are repetitive: compressed, those of DenseNet-100 take 1 kB.
         "layers": np.frombuffer(zlib.compress("\n".join(table.layers).encode(), 9), np.uint8),
     }
-    if table.gains:
-        tensors["gains"] = np.asarray(table.gains, np.float64)
-    if table.seconds:
-        tensors["seconds"] = np.asarray(table.seconds, np.float64)
+    for name, column in (("gains", table.gains), ("seconds", table.seconds)):
+        if column:
+            tensors[name] = np.asarray(column, np.float64)
     header = {
         "format": formats.TABLE.number,
         "network": table.network,

@@ -23,15 +23,17 @@ def lenet(
     check_positive("lenet", {"classes": classes, "channels": channels, "side": side})
     check_positive("lenet", {"filters[0]": filters[0], "filters[1]": filters[1]})
     check_positive("lenet", {"hidden[0]": hidden[0], "hidden[1]": hidden[1]})
-    final_side = _halve(_halve(side))
+    final_side = -(-side // 4)  # halved twice, rounded up
     return nn.Sequential(
         OrderedDict(
             stage1=_make_convolution(channels, filters[0]),
             stage2=_make_convolution(filters[0], filters[1]),
             stage3=nn.Sequential(
-                nn.Flatten(), *_make_hidden(filters[1] * final_side * final_side, hidden[0])
+                nn.Flatten(),
+                nn.Linear(filters[1] * final_side * final_side, hidden[0]),
+                nn.ReLU(inplace=True),
             ),
-            stage4=nn.Sequential(*_make_hidden(hidden[0], hidden[1])),
+            stage4=nn.Sequential(nn.Linear(hidden[0], hidden[1]), nn.ReLU(inplace=True)),
             stage5=nn.Linear(hidden[1], classes),
         )
     )
@@ -49,11 +51,3 @@ def _make_convolution(inputs: int, filters: int) -> nn.Sequential:
         nn.LocalResponseNorm(4, alpha=0.001 / 9, beta=0.75, k=1.0),  # as in the authors' code
         nn.MaxPool2d(3, stride=2, padding=1),
     )
-
-
-def _make_hidden(inputs: int, units: int) -> tuple[nn.Module, nn.Module]:
-    return nn.Linear(inputs, units), nn.ReLU(inplace=True)
-
-
-def _halve(side: int) -> int:
-    return (side + 1) // 2
