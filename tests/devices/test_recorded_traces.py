@@ -1,7 +1,7 @@
 import pytest
 
 from pliant.devices import Fleet, RecordedAvailability, RecordedTrace
-from pliant.devices.recorded_traces import read_speeds, read_windows
+from pliant.devices.recorded_traces import read_speeds, read_stamp, read_windows
 
 
 def make_device(speed, index=0):
@@ -34,7 +34,7 @@ def test_a_device_is_on_between_active_and_inactive(tmp_path):
 def write_and_read(tmp_path, name, text):
     file = tmp_path / name
     file.write_text(text)
-    return read_speeds(str(file), None)
+    return read_speeds(str(file), None, read_stamp(str(file)))
 
 
 def test_csv_and_json_lines_give_the_same_patterns(tmp_path):
@@ -99,15 +99,15 @@ def test_a_wrong_availability_file_is_rejected(tmp_path, text, message):
     file = tmp_path / "b.json"
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
-        read_windows(str(file))
+        read_windows(str(file), read_stamp(str(file)))
 
 
 def test_a_missing_file_or_a_short_period_is_rejected(tmp_path):
     with pytest.raises(
         ValueError, match=r"none.csv: expected a readable recording, got No such file"
     ):
-        read_speeds(str(tmp_path / "none.csv"), None)
+        read_stamp(str(tmp_path / "none.csv"))
     file = tmp_path / "a.csv"
     file.write_text("seconds,speed\n0,1\n5,1\n")
     with pytest.raises(ValueError, match=r"a.csv: expected a period above 5.0 .* got 5.0"):
-        read_speeds(str(file), 5.0)
+        read_speeds(str(file), 5.0, read_stamp(str(file)))

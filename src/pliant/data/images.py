@@ -1,7 +1,6 @@
 """Labelled images, stored as bytes and normalised to floats on access."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +50,9 @@ class ImageDataset:
     ) -> "ImageDataset":
         """Wrap a pair of tensors; infer whatever is not given."""
         if pixels.ndim != 4:
-            raise ValueError(f"{name}: expected images (n, channel, h, w), got {_shape(pixels)}")
+            raise ValueError(
+                f"{name}: expected images (n, channel, h, w), got {tuple(pixels.shape)}"
+            )
         if labels.dtype.is_floating_point or labels.dtype.is_complex:
             raise ValueError(f"{name}: expected integer labels, got {labels.dtype}")
         if pixels.is_floating_point():
@@ -98,15 +99,9 @@ class ImageDataset:
             indices = slice(None)
         if not isinstance(indices, slice):
             indices = torch.as_tensor(indices, dtype=torch.int64)
-        return self.normalise(self.pixels[indices], indices)
-
-    def normalise(self, pixels: Tensor, indices: Tensor | slice | None = None) -> Tensor:
-        """Normalise pixels of this set to float32 with mean 0 and deviation 1 per channel.
-
-        If groups have their own statistics, `indices` are the images to which the pixels belong.
-        """
+        pixels = self.pixels[indices]
         unit = 255.0 if pixels.dtype == torch.uint8 else 1.0
-        if self.group_statistics and self.groups is not None and indices is not None:
+        if self.group_statistics and self.groups is not None:
             statistics = torch.tensor(self.group_statistics)[self.groups[indices]] * unit
             mean, std = (part.view(*part.shape, 1, 1) for part in statistics.unbind(1))
         else:
@@ -137,7 +132,7 @@ def compute_channel_statistics(pixels: Tensor) -> ChannelStatistics:
 def _check_images(images: ImageDataset) -> None:
     pixels, labels, name = images.pixels, images.labels, images.name
     if pixels.ndim != 4:
-        raise ValueError(f"{name}: expected images (n, channel, h, w), got {_shape(pixels)}")
+        raise ValueError(f"{name}: expected images (n, channel, h, w), got {tuple(pixels.shape)}")
     if pixels.dtype not in (torch.uint8, torch.float32):
         raise ValueError(f"{name}: expected images as uint8 or float, got {pixels.dtype}")
     _check_column(labels, "labels", len(pixels), name)
@@ -169,9 +164,5 @@ def check_labels(labels: Tensor, classes: int, where: object) -> None:
 def _check_column(column: Tensor, field: str, length: int, name: str) -> None:
     if column.dtype != torch.int64 or tuple(column.shape) != (length,):
         raise ValueError(
-            f"{name}: expected {length} {field} as int64, got {_shape(column)} {column.dtype}"
+            f"{name}: expected {length} {field} as int64, got {tuple(column.shape)} {column.dtype}"
         )
-
-
-def _shape(tensor: Tensor) -> Any:
-    return tuple(tensor.shape)

@@ -42,7 +42,8 @@ class RecordedTrace(Value, frozen=True, tag="recorded"):
     period: Positive | None = None
 
     def compute_speeds(self, query: TraceQuery, start: float, length: float) -> PiecewiseConstant:
-        return expand_patterns(read_speeds(self.path, self.period), query.devices, start, length)
+        patterns = read_speeds(self.path, self.period, read_stamp(self.path))
+        return expand_patterns(patterns, query.devices, start, length)
 
 
 class RecordedAvailability(Value, frozen=True, tag="availability"):
@@ -60,7 +61,8 @@ class RecordedAvailability(Value, frozen=True, tag="availability"):
     path: Annotated[str, Meta(min_length=1)]
 
     def compute_speeds(self, query: TraceQuery, start: float, length: float) -> PiecewiseConstant:
-        return expand_patterns(read_windows(self.path), query.devices, start, length)
+        patterns = read_windows(self.path, read_stamp(self.path))
+        return expand_patterns(patterns, query.devices, start, length)
 
 
 class SpeedSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,33 +78,27 @@ class Behaviour(msgspec.Struct, frozen=True):
 
     active: list[float]
     inactive: list[float]
-    finish_time: float
-    duration: float = 0.0  # the sum of the windows; unused
-    model: str = ""
+    finish_time: float  # the period
 
 
-def read_speeds(path: str, period: float | None) -> tuple[SpeedPattern, ...]:
+def read_stamp(path: str) -> tuple[int, int]:
+    """Return what changes with a file, so that a changed one is read again."""
+    try:
+        stat = Path(path).stat()
+    except OSError as error:
+        raise ValueError(f"{path}: expected a readable recording, got {error.strerror}") from None
+    return stat.st_mtime_ns, stat.st_size
+
+
+@lru_cache(maxsize=16)
+def read_speeds(
+    path: str, period: float | None, stamp: tuple[int, int]
+) -> tuple[SpeedPattern, ...]:
     """Read a file's recordings, one per device, in the order of their first lines.
 
     A CSV file has a header `seconds,speed` or `device,seconds,speed`; a JSON-lines file (`.jsonl`,
     `.ndjson`) has these keys. Time counts from the earliest line of the file.
     """
-    return _read_speeds_cached(path, period, _read_stamp(path))
-
-
-def read_windows(path: str) -> tuple[SpeedPattern, ...]:
-    """Read the on/off windows of a FedScale availability file in JSON.
-
-    The file holds an object of device to behaviour, or a list of behaviours. A behaviour has the
-    fields `active`, `inactive`, `finish_time` (the period) and, unused, `duration` and `model`.
-    """
-    return _read_windows_cached(path, _read_stamp(path))
-
-
-@lru_cache(maxsize=16)
-def _read_speeds_cached(
-    path: str, period: float | None, stamp: tuple[int, int]
-) -> tuple[SpeedPattern, ...]:
     samples_by_device: dict[str, list[SpeedSample]] = {}
     for line, sample in _iter_samples(path):
         where = f"{path}, line {line}"
@@ -123,13 +119,13 @@ def _read_speeds_cached(
     last = max(samples[-1].seconds for samples in samples_by_device.values()) - origin
     if period is not None and period <= last:
         raise ValueError(f"{path}: expected a period above {last} (its last line), got {period}")
-    return tuple(_make_pattern(samples, origin, period) for samples in samples_by_device.values())
-
-
-def _make_pattern(samples: list[SpeedSample], origin: float, period: float | None) -> SpeedPattern:
-    times = np.array([sample.seconds - origin for sample in samples])
-    times[0] = 0.0  # before its first line a device has the speed of that line
-    return SpeedPattern(times, np.array([sample.speed for sample in samples]), period or math.inf)
+    patterns = []
+    for samples in samples_by_device.values():
+        times = np.array([sample.seconds - origin for sample in samples])
+        times[0] = 0.0  # before its first line a device has the speed of that line
+        levels = np.array([sample.speed for sample in samples])
+        patterns.append(SpeedPattern(times, levels, period or math.inf))
+    return tuple(patterns)
 
 
 def _iter_samples(path: str) -> Iterator[tuple[int, SpeedSample]]:
@@ -164,7 +160,11 @@ def _iter_csv_lines(file: TextIO) -> Iterator[tuple[int, Any]]:
 
 
 @lru_cache(maxsize=16)
-def _read_windows_cached(path: str, stamp: tuple[int, int]) -> tuple[SpeedPattern, ...]:
+def read_windows(path: str, stamp: tuple[int, int]) -> tuple[SpeedPattern, ...]:
+    """Read the on/off windows of a FedScale availability file in JSON.
+
+    The file holds an object of device to behaviour, or a list of behaviours.
+    """
     try:
         behaviours: Any = msgspec.json.decode(
             Path(path).read_bytes(), type=dict[str, Behaviour] | list[Behaviour]
@@ -174,22 +174,13 @@ def _read_windows_cached(path: str, stamp: tuple[int, int]) -> tuple[SpeedPatter
     if not behaviours:
         raise ValueError(f"{path}: expected at least one device, got none")
     items = behaviours.items() if isinstance(behaviours, dict) else enumerate(behaviours)
-    return tuple(_make_windows(behaviour, f"{path}, device {name}") for name, behaviour in items)
-
-
-def _make_windows(behaviour: Behaviour, where: str) -> SpeedPattern:
-    active, inactive = behaviour.active, behaviour.inactive
-    if len(active) != len(inactive):
-        raise ValueError(
-            f"{where}: expected as many `active` as `inactive` ({len(inactive)}), got {len(active)}"
-        )
-    windows = tuple(zip(active, inactive, strict=True))
-    return make_on_off_pattern(windows, behaviour.finish_time, where)
-
-
-def _read_stamp(path: str) -> tuple[int, int]:
-    try:
-        stat = Path(path).stat()
-    except OSError as error:
-        raise ValueError(f"{path}: expected a readable recording, got {error.strerror}") from None
-    return stat.st_mtime_ns, stat.st_size
+    patterns = []
+    for name, behaviour in items:
+        where, ons, offs = f"{path}, device {name}", behaviour.active, behaviour.inactive
+        if len(ons) != len(offs):
+            raise ValueError(
+                f"{where}: expected as many `active` as `inactive` ({len(offs)}), got {len(ons)}"
+            )
+        windows = tuple(zip(ons, offs, strict=True))
+        patterns.append(make_on_off_pattern(windows, behaviour.finish_time, where))
+    return tuple(patterns)
