@@ -49,3 +49,29 @@ def test_the_macs_of_a_subnet_match_torch(name: str, coupled: bool) -> None:
         small = net.take(params, subnet)
         macs = count_macs(partial(net.run, small, subnet, x))
         assert macs == len(x) * net.macs(subnet)
+
+
+class DirectBatchNorm(nn.Module):
+    """Batch norm by torch's own function, whose order of arguments is not that of F.batch_norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+        self.scale, self.shift = nn.Parameter(torch.rand(4)), nn.Parameter(torch.rand(4))
+        self.register_buffer("mean", torch.rand(4))
+        self.register_buffer("variance", torch.rand(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        params = (self.scale, self.shift, self.mean, self.variance)
+        return self.head(
+            torch.batch_norm(self.stem(x), *params, True, 0.1, 1e-5, False).mean((2, 3))
+        )
+
+
+def test_torch_batch_norm_is_computed_as_in_the_network() -> None:
+    module, x = DirectBatchNorm(), torch.rand(2, 3, 8, 8)
+    net, params = elastic(module, x), get_params(module)
+    small = net.take(params, net.full)
+    torch.testing.assert_close(net.run(small, net.full, x), module(x))
+    for name, buffer in module.named_buffers():
+        torch.testing.assert_close(small[name], buffer)
