@@ -159,7 +159,7 @@ def test_a_second_ctrl_c_stops_during_a_round(run, folder, undisturbed, tmp_path
     from pliant.workers import pool
 
     run_folder = tmp_path / "run"
-    run_jobs, calls = pool._InlinePool.run, []
+    run_jobs, calls = pool.Pool.run, []
 
     def interrupt(self, *arguments, **options):
         calls.append(1)
@@ -168,7 +168,7 @@ def test_a_second_ctrl_c_stops_during_a_round(run, folder, undisturbed, tmp_path
             signal.raise_signal(signal.SIGINT)
         return run_jobs(self, *arguments, **options)
 
-    monkeypatch.setattr(pool._InlinePool, "run", interrupt)
+    monkeypatch.setattr(pool.Pool, "run", interrupt)
     code, _, errors = run(folder / "small.toml", "--out", run_folder)
     assert code == 130
     assert errors == (

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.workers.pool import WorkerLost, WorkerPool, WorkerReply
+from pliant.workers.pool import Pool, WorkerLost, WorkerReply
 
 
 class ScriptedBackend:
@@ -44,7 +44,7 @@ class ScriptedBackend:
 
 def make_pool(count=2, **options):
     backend = ScriptedBackend(**options)
-    return backend, WorkerPool(count, backend)
+    return backend, Pool(count, backend)
 
 
 def lost_reply(reason="signal 9"):

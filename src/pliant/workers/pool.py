@@ -13,7 +13,7 @@ from pliant import runtime
 from pliant.params import Params
 from pliant.storage.run_dir import TORCH_THREADS
 from pliant.value import Count, Value
-from pliant.workers.isolated_copy import copy_isolated
+from pliant.workers.serialisation import copy_isolated
 
 MAX_ATTEMPTS = 3
 
@@ -65,33 +65,6 @@ class WorkerLost(RuntimeError):
     """Too many workers in a row died of the same job, or while starting."""
 
 
-class Pool(Protocol[J, R]):
-    """Workers that are ready for jobs."""
-
-    @property
-    def count(self) -> int:
-        """The number of workers, each with one torch thread."""
-
-    def run(
-        self,
-        jobs: Sequence[J],
-        shared: Params,
-        *,
-        cost: Callable[[J], float] = lambda job: 0.0,
-        on_finish: Callable[[J], None] = lambda job: None,
-    ) -> list[R]:
-        """Run the jobs, the costliest first, and return their results in the order of `jobs`.
-
-        `on_finish` is called in this process with each finished job.
-
-        An exception in a job is raised here, with the worker's traceback as a note. A job whose
-        worker dies runs again; the third death in a row raises `WorkerLost`.
-        """
-
-    def close(self) -> None:
-        """Stop the workers."""
-
-
 @contextmanager
 def use_one_thread() -> Iterator[None]:
     """Use one torch thread, and reuse freed memory, inside the context."""
@@ -107,7 +80,7 @@ def use_one_thread() -> Iterator[None]:
 @contextmanager
 def open_pool(
     workers: AnyWorkers, setup: Callable[[], W], run_job: Callable[[W, Params, J], R]
-) -> Iterator[Pool[J, R]]:
+) -> Iterator["Pool[J, R]"]:
     """Open workers that each call `setup` once and then `run_job` for every job.
 
     `run_job` must be a pure function of the context that `setup` returned, the shared parameters
@@ -120,48 +93,20 @@ def open_pool(
 
 def _make_pool(
     workers: AnyWorkers, setup: Callable[[], W], run_job: Callable[[W, Params, J], R]
-) -> Pool[J, R]:
+) -> "Pool[J, R]":
     # imported here so that reading a configuration does not need the backends
     match workers:
         case InlineWorkers():
-            return _InlinePool(setup, run_job)
+            return Pool(1, _InlineBackend(setup, run_job))
         case ProcessWorkers():
             from pliant.workers.process_backend import ProcessBackend
 
-            return WorkerPool(workers.count or count_cores(), ProcessBackend(setup, run_job))
+            return Pool(workers.count or count_cores(), ProcessBackend(setup, run_job))
         case RayWorkers():
             from pliant.workers.ray_backend import RayBackend
 
             backend = RayBackend(workers.address, setup, run_job)
-            return WorkerPool(workers.count or backend.count_cpus(), backend)
-
-
-class _InlinePool:
-    """Jobs and results are copied, as between processes, so that nothing is shared."""
-
-    count = 1
-
-    def __init__(self, setup: Callable[[], W], run_job: Callable[[W, Params, J], R]) -> None:
-        self._context: Any = setup()
-        self._run_job: Callable[[Any, Params, Any], Any] = run_job
-
-    def run(
-        self,
-        jobs: Sequence[J],
-        shared: Params,
-        *,
-        cost: Callable[[J], float] = lambda job: 0.0,
-        on_finish: Callable[[J], None] = lambda job: None,
-    ) -> list[R]:
-        results = []
-        for job in jobs:
-            result = self._run_job(self._context, copy_isolated(shared), copy_isolated(job))
-            results.append(copy_isolated(result))
-            on_finish(job)
-        return results
-
-    def close(self) -> None:
-        self._context = None
+            return Pool(workers.count or backend.count_cpus(), backend)
 
 
 class WorkerReply(NamedTuple):
@@ -172,7 +117,7 @@ class WorkerReply(NamedTuple):
 
 
 class WorkerBackend(Protocol[H]):
-    """Starts and reaches workers of one kind for a `WorkerPool`."""
+    """Starts and reaches workers of one kind for a `Pool`."""
 
     def start(self) -> H:
         """Start a worker without waiting until it is ready."""
@@ -196,14 +141,42 @@ class WorkerBackend(Protocol[H]):
         """Release the resources of the backend."""
 
 
-class WorkerPool(Generic[H]):
+class _InlineBackend:
+    """One worker, this process; jobs and results are copied, so that nothing is shared."""
+
+    def __init__(self, setup: Callable[[], W], run_job: Callable[[W, Params, J], R]) -> None:
+        self._context: Any = setup()
+        self._run_job: Callable[[Any, Params, Any], Any] = run_job
+        self._shared: Params = {}
+        self._reply = WorkerReply("ready", None)
+
+    def start(self) -> int:
+        self._reply = WorkerReply("ready", None)
+        return 0
+
+    def share(self, shared: Params) -> None:
+        self._shared = shared
+
+    def submit(self, worker: int, job: object) -> None:
+        result = self._run_job(self._context, copy_isolated(self._shared), copy_isolated(job))
+        self._reply = WorkerReply("done", copy_isolated(result))
+
+    def poll(self, workers: Collection[int]) -> Iterator[tuple[int, WorkerReply]]:
+        yield 0, self._reply
+
+    def stop(self, workers: Collection[int]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Pool(Generic[J, R]):
     """A pool of `count` workers of a backend, which replaces workers that die."""
 
-    def __init__(self, count: int, backend: WorkerBackend[H]) -> None:
-        self.count, self._backend = count, backend
-        self._starting: set[H] = set()
-        self._idle: list[H] = []
-        self._busy: dict[H, int] = {}  # worker -> index of its job
+    def __init__(self, count: int, backend: WorkerBackend[Any]) -> None:
+        self.count, self._backend = count, backend  # each worker has one torch thread
+        self._starting: set[Any] = set()
+        self._idle: list[Any] = []
+        self._busy: dict[Any, int] = {}  # worker -> index of its job
         self._lost_starts: list[str] = []  # reasons, in a row
         try:
             self._start_missing()
@@ -213,14 +186,21 @@ class WorkerPool(Generic[H]):
 
     def run(
         self,
-        jobs: Sequence[Any],
+        jobs: Sequence[J],
         shared: Params,
         *,
-        cost: Callable[[Any], float] = lambda job: 0.0,
-        on_finish: Callable[[Any], None] = lambda job: None,
-    ) -> list[Any]:
+        cost: Callable[[J], float] = lambda job: 0.0,
+        on_finish: Callable[[J], None] = lambda job: None,
+    ) -> list[R]:
+        """Run the jobs, the costliest first, and return their results in the order of `jobs`.
+
+        `on_finish` is called in this process with each finished job.
+
+        An exception in a job is raised here, with the worker's traceback as a note. A job whose
+        worker dies runs again; the third death in a row raises `WorkerLost`.
+        """
         waiting = deque(sorted(range(len(jobs)), key=lambda index: -cost(jobs[index])))
-        results: dict[int, Any] = {}
+        results: dict[int, R] = {}
         deaths = [0] * len(jobs)
         self._lost_starts.clear()
         if jobs:
@@ -255,12 +235,13 @@ class WorkerPool(Generic[H]):
         return [results[index] for index in range(len(jobs))]
 
     def close(self) -> None:
+        """Stop the workers."""
         try:
             self._backend.stop(self._list_workers())
         finally:
             self._backend.close()
 
-    def _list_workers(self) -> list[H]:
+    def _list_workers(self) -> list[Any]:
         return [*self._starting, *self._idle, *self._busy]
 
     def _start_missing(self) -> None:
@@ -280,7 +261,7 @@ class WorkerPool(Generic[H]):
             self._busy[worker] = waiting.popleft()
             self._backend.submit(worker, jobs[self._busy[worker]])
 
-    def _update_worker(self, worker: H, reply: WorkerReply) -> int | None:
+    def _update_worker(self, worker: Any, reply: WorkerReply) -> int | None:
         """Update a worker's state; return the index of the job that it ended, if any."""
         if worker in self._starting:
             self._starting.remove(worker)

@@ -47,12 +47,8 @@ class ProcessBackend:
             prefix="pliant-", dir=choose_memory_folder(), ignore_cleanup_errors=True
         )
         self._alive: set[ProcessHandle] = set()
-        try:
-            Path(self._folder.name, SETUP_FILE).write_bytes(functions)
-            Path(self._folder.name, SHARED_FILE).touch()
-        except BaseException:
-            self._folder.cleanup()
-            raise
+        Path(self._folder.name, SETUP_FILE).write_bytes(functions)
+        Path(self._folder.name, SHARED_FILE).touch()
 
     def start(self) -> ProcessHandle:
         context = multiprocessing.get_context("spawn")

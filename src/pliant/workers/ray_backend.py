@@ -37,16 +37,12 @@ class RayBackend:
         run_job: Callable[[Any, Params, Any], Any],
     ) -> None:
         self._ray: Any = require("ray", "cluster")
+        # unlike pickle, it sends functions of the user's script by value
+        functions = require("ray.cloudpickle", "cluster").dumps((setup, run_job))
         self._has_started_ray = not self._ray.is_initialized()
         if self._has_started_ray:
             _connect(self._ray, address)
-        try:
-            # unlike pickle, it sends functions of the user's script by value
-            functions = require("ray.cloudpickle", "cluster").dumps((setup, run_job))
-            self._functions = self._ray.put(functions)
-        except BaseException:
-            self.close()
-            raise
+        self._functions = self._ray.put(functions)
         # Ray's own restarts would repeat jobs uncounted and skip the setup
         self._actor_class = self._ray.remote(num_cpus=1, max_restarts=0)(JobRunner)
         self._shared: Any = None

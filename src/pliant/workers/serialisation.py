@@ -10,7 +10,7 @@ import io
 import pickle
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 ALIGNMENT = 64
 
 Chunk = bytes | memoryview
+T = TypeVar("T")
 
 
 def serialise_chunks(value: object) -> list[Chunk]:
@@ -83,6 +84,34 @@ def is_plain_tensor(tensor: Tensor) -> bool:
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
+
+
+def copy_isolated(value: T) -> T:
+    """Return the same as `deserialise(serialise(value))`, but clone tensors directly.
+
+    >>> from pliant.workers.serialisation import copy_isolated
+    >>> job = {"rows": (1, 2), "lost": []}
+    >>> copy_isolated(job) == job, copy_isolated(job)["lost"] is job["lost"]
+    (True, False)
+    """
+    clones: dict[int, Tensor] = {}
+
+    def clone_tensor(item: Any) -> int | None:
+        if type(item) is not Tensor or not is_plain_tensor(item):
+            return None  # pickled as usual
+        if id(item) not in clones:
+            clones[id(item)] = item.clone()
+        return id(item)
+
+    body = io.BytesIO()
+    pickler = pickle.Pickler(body, protocol=5)
+    pickler.persistent_id = clone_tensor  # type: ignore[method-assign] # as documented
+    pickler.dump(value)
+    body.seek(0)
+    unpickler = pickle.Unpickler(body)
+    unpickler.persistent_load = clones.__getitem__  # type: ignore[method-assign] # as documented
+    copy: T = unpickler.load()
+    return copy
 
 
 def _reduce_tensor(tensor: Tensor) -> Any:
