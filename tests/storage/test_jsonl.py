@@ -1,3 +1,5 @@
+from contextlib import closing
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ def rounds(path):
 
 
 def test_records_are_lines_and_come_back_in_order(path):
-    with JsonlWriter(path, RECORDS) as records:
+    with closing(JsonlWriter(path, RECORDS)) as records:
         for number in range(3):
             records.append(Line(number, "a\nb"))
     assert path.read_bytes().count(b"\n") == 4
@@ -32,20 +34,20 @@ def test_records_are_lines_and_come_back_in_order(path):
 
 
 def test_a_record_can_be_read_before_the_file_is_closed(path):
-    with JsonlWriter(path, RECORDS) as records:
+    with closing(JsonlWriter(path, RECORDS)) as records:
         records.append(Line(1))
         assert rounds(path) == [1]
 
 
 def test_opening_again_appends_at_the_end(path):
     for number in range(3):
-        with JsonlWriter(path, RECORDS) as records:
+        with closing(JsonlWriter(path, RECORDS)) as records:
             records.append(Line(number))
     assert rounds(path) == [0, 1, 2]
 
 
 def test_an_unfinished_line_is_removed_on_opening_wherever_it_was_cut(path):
-    with JsonlWriter(path, RECORDS) as records:
+    with closing(JsonlWriter(path, RECORDS)) as records:
         records.append(Line(1))
         complete = records.sync()
         records.append(Line(2))
@@ -53,7 +55,7 @@ def test_an_unfinished_line_is_removed_on_opening_wherever_it_was_cut(path):
     for cut in range(complete, len(raw)):
         path.write_bytes(raw[:cut])
         assert rounds(path) == [1]
-        with JsonlWriter(path, RECORDS) as records:
+        with closing(JsonlWriter(path, RECORDS)) as records:
             assert records.sync() == complete
             records.append(Line(3))
         assert rounds(path) == [1, 3]
@@ -62,7 +64,7 @@ def test_an_unfinished_line_is_removed_on_opening_wherever_it_was_cut(path):
 def test_a_file_with_nothing_but_an_unfinished_line_is_started_again(path):
     path.parent.mkdir()
     path.write_bytes(b"x" * 200_000)
-    with JsonlWriter(path, RECORDS) as records:
+    with closing(JsonlWriter(path, RECORDS)) as records:
         assert records.sync() == len(HEADER)
 
 
@@ -81,7 +83,7 @@ def test_complete_bytes_are_found_before_a_long_unfinished_line(tmp_path):
 
 
 def test_rewinding_drops_the_records_after_a_position(path):
-    with JsonlWriter(path, RECORDS) as records:
+    with closing(JsonlWriter(path, RECORDS)) as records:
         records.append(Line(1))
         position = records.sync()
         records.append(Line(2))
@@ -106,7 +108,7 @@ def test_the_error_for_a_wrong_line_names_it(path):
 
 
 def test_rewinding_to_the_start_keeps_the_header(path):
-    with JsonlWriter(path, RECORDS) as records:
+    with closing(JsonlWriter(path, RECORDS)) as records:
         records.append(Line(1))
         records.rewind(0)
         records.append(Line(2))

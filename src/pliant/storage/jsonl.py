@@ -27,7 +27,7 @@ class JsonlWriter:
         if size := count_complete_bytes(path):
             with open(path, "rb") as file:
                 self._header_size = check_header(file, path, file_format)
-        self._file = open(path, "ab")  # noqa: SIM115 - closed by close(), the object is the context
+        self._file = open(path, "ab")  # noqa: SIM115 - closed by close()
         if self._file.tell() != size:
             self._file.truncate(size)
             self._file.seek(size)
@@ -57,12 +57,6 @@ class JsonlWriter:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> "JsonlWriter":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def count_complete_bytes(path: Path) -> int:

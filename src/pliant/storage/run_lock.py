@@ -5,8 +5,6 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-LOCK_FILE = "lock"
-
 
 class RunLock:
     """An exclusive lock on a run folder, held until `release` or the end of the process.
@@ -14,7 +12,7 @@ class RunLock:
     The file stays, with the id of the last owner: removing it could break another process's lock.
     """
 
-    def __init__(self, folder: Path, name: str = LOCK_FILE) -> None:
+    def __init__(self, folder: Path, name: str = "lock") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(folder / name, "ab")  # noqa: SIM115 - closed by release()
         try:

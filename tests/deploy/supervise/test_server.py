@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -135,7 +136,7 @@ def make_round(number, seconds, digest=None):
 def test_a_follower_reads_only_what_is_new_and_starts_over_after_a_resume(tmp_path):
     follower = RunFollower(tmp_path)
     assert follower.read_rounds() == []
-    with JsonlWriter(tmp_path / "events.jsonl", formats.RECORDS) as writer:
+    with closing(JsonlWriter(tmp_path / "events.jsonl", formats.RECORDS)) as writer:
         assert follower.read_rounds() == []
         writer.append(make_round(0, 1.0))
         position = writer.sync()
