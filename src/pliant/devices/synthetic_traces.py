@@ -86,11 +86,9 @@ class ChangingTrace(Value, frozen=True, tag="changing"):
         _check_range(self.low, self.high, "ChangingTrace")
 
     def compute_speeds(self, query: TraceQuery, start: float, length: float) -> PiecewiseConstant:
-        block_seconds = (
-            _CHANGES_PER_BLOCK * query.round_seconds / self.per_round
-            if self.per_round
-            else math.inf
-        )
+        block_seconds = math.inf
+        if self.per_round:
+            block_seconds = _CHANGES_PER_BLOCK * query.round_seconds / self.per_round
         if math.isinf(block_seconds):
             return ConstantTrace(self.low, self.high).compute_speeds(query, start, length)
         first = math.floor(start / block_seconds)

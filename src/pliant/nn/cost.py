@@ -32,16 +32,13 @@ class ExpectedCounts:
     """Expected numbers of kept channels."""
 
     def __init__(self, sizes: Sequence[int], keep: NDArray[np.float64], sampling: Sampling) -> None:
-        self._sizes, self._keep, self._sampling = sizes, keep.tolist(), sampling
-        self._cache: dict[tuple[int, int, int], float] = {}
+        self._sizes, kept = sizes, keep.tolist()
 
-    def keep_probability(self, site: int, num_kept: int, num_dropped: int) -> float:
-        """Return the probability that a site keeps and drops these numbers of filters."""
-        key = (site, num_kept, num_dropped)
-        if key not in self._cache:
-            size, keep = self._sizes[site], self._keep[site]
-            self._cache[key] = keep_probability(size, keep, self._sampling, num_kept, num_dropped)
-        return self._cache[key]
+        @cache
+        def compute(site: int, num_kept: int, num_dropped: int) -> float:
+            return keep_probability(sizes[site], kept[site], sampling, num_kept, num_dropped)
+
+        self.keep_probability = compute  # that a site keeps and drops these numbers of filters
 
     def count(self, spans: ChannelSpans) -> float:
         return sum(

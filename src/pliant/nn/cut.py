@@ -96,12 +96,12 @@ def _iter_cut_points(
         names.setdefault(position, []).append(name)
     for position in sorted(names):
         crossing, sizes = _find_crossing(nodes, position)
-        is_last = all(node.op == "output" for node in nodes[position + 1 :])
-        if is_last or not crossing or not all(_is_sendable(node) for node in crossing):
-            continue
-        if not all(isinstance(node.meta["value"], int) for node in sizes):
-            continue
         values = [node.meta["value"] for node in crossing]
+        is_last = all(node.op == "output" for node in nodes[position + 1 :])
+        is_sendable = all(value.dim() and value.shape[0] == BATCH for value in values)
+        is_size = all(isinstance(node.meta["value"], int) for node in sizes)
+        if is_last or not values or not is_sendable or not is_size:
+            continue
         shapes = tuple(tuple(value.shape[1:]) for value in values)
         num_bytes = sum(prod(value.shape[1:]) * value.element_size() for value in values)
         aliases = sorted(names[position], key=lambda name: (name.count("."), name))
@@ -135,11 +135,6 @@ def _find_crossing(nodes: list[fx.Node], position: int) -> tuple[list[fx.Node], 
     ]
     tensors = [node for node in crossing if isinstance(node.meta["value"], Tensor)]
     return tensors, [node for node in crossing if not isinstance(node.meta["value"], Tensor)]
-
-
-def _is_sendable(node: fx.Node) -> bool:
-    value = node.meta["value"]
-    return bool(value.dim() and value.shape[0] == BATCH)
 
 
 def _build_device_graph(nodes: list[fx.Node], position: int, crossing: list[fx.Node]) -> fx.Graph:

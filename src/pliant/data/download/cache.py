@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from pliant.data.download import fetch
-from pliant.data.download.published import DatasetManifest, Download
+from pliant.data.download.published import DatasetManifest
 from pliant.storage import atomic
 from pliant.value import Value
 
@@ -85,22 +85,20 @@ def inspect_dataset(manifest: DatasetManifest, root: Path, *, verify: bool = Tru
     found = {name: find_file(root, manifest.folder, name) for name in digests}
     if not manifest.files:  # FEMNIST, whose files have no fixed names
         found = {part: find_femnist_part(root, part) for part in ("train", "test")}
-    present: list[str] = []
-    damaged: list[str] = []
-    missing: list[str] = []
+    paths: dict[str, list[str]] = {"present": [], "damaged": [], "missing": []}
     for name, path in found.items():
         if path is None:
-            missing.append(str(root / manifest.folder / name))
+            paths["missing"].append(str(root / manifest.folder / name))
         elif verify and name in digests and hash_content(path) != digests[name]:
-            damaged.append(str(path))
+            paths["damaged"].append(str(path))
         else:
-            present.append(str(path))
-    state: DatasetState = "damaged" if damaged else "incomplete" if missing else "complete"
-    if len(missing) == len(found):
+            paths["present"].append(str(path))
+    state: DatasetState = "incomplete" if paths["missing"] else "complete"
+    if paths["damaged"]:
+        state = "damaged"
+    elif len(paths["missing"]) == len(found):
         state = "missing"
-    return DatasetStatus(
-        manifest.name, manifest.title, state, tuple(present), tuple(damaged), tuple(missing)
-    )
+    return DatasetStatus(manifest.name, manifest.title, state, *map(tuple, paths.values()))
 
 
 def hash_content(path: Path) -> str | None:
@@ -132,7 +130,13 @@ def download_dataset(
     present_names = {Path(path).name.removesuffix(".gz") for path in before.present}
     for item in manifest.downloads:
         if item.is_archive:
-            _download_archive(manifest, item, root, progress(item.name))
+            archive = root / item.name
+            # the user may have put the archive there by hand
+            if not archive.is_file() or fetch.hash_file(archive) != item.sha256:
+                fetch.download_file(item.url, item.sha256, archive, progress=progress(item.name))
+            with open(archive, "rb") as file:
+                unpack_archive(file, manifest, root, archive)
+            archive.unlink()
         elif item.name.removesuffix(".gz") not in present_names:
             target = root / manifest.folder / item.name
             fetch.download_file(item.url, item.sha256, target, progress=progress(item.name))
@@ -184,15 +188,3 @@ def _extract_files(
                 os.fsync(file.fileno())
             digests[name] = fetch.hash_file(scratch / name)
     return digests
-
-
-def _download_archive(
-    manifest: DatasetManifest, item: Download, root: Path, progress: fetch.ProgressCallback
-) -> None:
-    archive = root / item.name
-    # the user may have put the archive there by hand
-    if not archive.is_file() or fetch.hash_file(archive) != item.sha256:
-        fetch.download_file(item.url, item.sha256, archive, progress=progress)
-    with open(archive, "rb") as file:
-        unpack_archive(file, manifest, root, archive)
-    archive.unlink()

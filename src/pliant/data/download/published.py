@@ -37,10 +37,6 @@ class DatasetManifest(Value, frozen=True):
     downloads: tuple[Download, ...] = ()
     manual_instructions: str = ""  # how to get a set that has no URL
 
-    def file_digest(self, name: str) -> str:
-        """Return the expected SHA-256 of a file's plain content."""
-        return next(file.sha256 for file in self.files if file.name == name)
-
 
 def _make_manifest(
     name: str, title: str, folder: str, *, url: str, files: str, downloads: str

@@ -173,8 +173,9 @@ def _lower_unary(builder: Builder, node: fx.Node, source: fx.Node, name: str) ->
     if name in {"expand", "expand_as"}:
         return shapes.lower_expand(builder, node, source)
     if name in {"permute", "transpose", "swapaxes"}:
-        order = _find_permutation(node, source, name)
-        return shapes.lower_permute(builder, node, source, order)
+        layout, order = builder.layout(source), _find_permutation(node, source, name)
+        axis = None if layout is None else order.index(layout.axis)
+        return shapes.lower_channelwise(builder, node, source, axis)
     if name in REDUCTIONS:
         kwargs = _bind(node, "input dim keepdim")
         dims, keepdim = kwargs.get("dim"), bool(kwargs.get("keepdim", False))
@@ -216,7 +217,8 @@ def _find_permutation(node: fx.Node, source: fx.Node, name: str) -> list[int]:
     dims = source.meta["value"].dim()
     if name == "permute":
         axes: Any = node.kwargs.get("dims") or node.args[1:]
-        return list(axes[0] if isinstance(axes[0], tuple | list) else axes)
+        axes = axes[0] if isinstance(axes[0], tuple | list) else axes
+        return [axis % dims for axis in axes]
     pair: Any = node.args[1:3] or [node.kwargs["dim0"], node.kwargs["dim1"]]
     first, second = (dim % dims for dim in pair)
     order = list(range(dims))

@@ -150,11 +150,6 @@ def _infer_mean(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False) ->
     return _make_meta(x, tuple(with_ones if keepdim else without))
 
 
-def _infer_batch_count(x: Tensor, increment: Any) -> Tensor | None:
-    """Infer `num_batches_tracked += 1` of norm layers."""
-    return x if x.device.type == "meta" and type(increment) is int else None
-
-
 def _make_meta(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty(shape, dtype=dtype or like.dtype, device="meta")
 
@@ -176,7 +171,6 @@ _IN_PLACE = (aten.relu_, aten.silu_, aten.hardswish_, aten.hardtanh_)
 _RULES: dict[Any, Callable[..., Any]] = {
     **{function.default: _infer_elementwise for function in _ELEMENTWISE},
     **{function.default: _infer_in_place for function in _IN_PLACE},
-    aten.add_.Tensor: _infer_batch_count,
     aten.add.Tensor: _infer_binary,
     aten.mul.Tensor: _infer_binary,
     aten.convolution.default: _infer_convolution,

@@ -83,7 +83,8 @@ def _make_layer(layer: Layer, slot: int, factors: int | None, kernel: Sequence[i
     def run(env: Env, bound: BoundProgram) -> Tensor:
         x, w, b = env[slot], bound.params[weight], bound.param(bias)
         if factors is not None and (factor := bound.results[factors]) is not None:
-            x, w = _apply_factor(x, w, factor)
+            # scale the values or the weights, whichever are fewer
+            x, w = (x * factor, w) if x.numel() < w.numel() else (x, w * factor)
         if not options:
             return function(x, w, b)
         if padding is not None:
@@ -93,11 +94,6 @@ def _make_layer(layer: Layer, slot: int, factors: int | None, kernel: Sequence[i
         return function(x, w, b, *options, x.shape[1] if is_depthwise else 1)
 
     return run
-
-
-def _apply_factor(x: Tensor, w: Tensor, factor: Any) -> tuple[Tensor, Tensor]:
-    """Scale the input channels of the values or of the weights, whichever are smaller."""
-    return (x * factor, w) if x.numel() < w.numel() else (x, w * factor)
 
 
 def _find_stride_slices(

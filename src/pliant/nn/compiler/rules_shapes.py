@@ -88,13 +88,6 @@ def lower_expand(builder: Builder, node: fx.Node, source: fx.Node) -> bool:
     return builder.emit(node, lambda env, _: env[slot].expand(sizes), [slot], layout)
 
 
-def lower_permute(builder: Builder, node: fx.Node, source: fx.Node, order: list[int]) -> bool:
-    """Lower a permutation of axes that keeps the batch first."""
-    layout = builder.layout(source)
-    order = [dim % len(order) for dim in order]
-    return lower_channelwise(builder, node, source, order.index(layout.axis) if layout else None)
-
-
 def lower_reduce(
     builder: Builder, node: fx.Node, source: fx.Node, dims: Any, keepdim: bool
 ) -> bool:
