@@ -67,3 +67,26 @@ def decode(raw: Any, kind: type[V]) -> V:
 def encode(value: Any) -> Any:
     """Convert a value to plain data that `decode` reads."""
     return msgspec.to_builtins(value)
+
+
+def describe_difference(old: Any, new: Any, key: str = "") -> str | None:
+    """Name the first key in which two pieces of plain data differ, with both values.
+
+    >>> describe_difference({"seed": 0, "rules": {"grace": 0.1}}, {"seed": 0, "rules": {}})
+    'rules.grace = 0.1, not absent'
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in dict.fromkeys([*old, *new]):
+            values = old.get(name, msgspec.UNSET), new.get(name, msgspec.UNSET)
+            difference = describe_difference(*values, f"{key}.{name}" if key else name)
+            if difference is not None:
+                return difference
+        return None
+    return None if old == new else f"{key} = {_shorten(old)}, not {_shorten(new)}"
+
+
+def _shorten(value: Any) -> str:
+    if value is msgspec.UNSET:
+        return "absent"
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -69,12 +69,25 @@ def test_finished_runs_are_not_run_again(spec: Path, tmp_path: Path) -> None:
     assert rows[0].rounds_to_target == 1
 
 
-def test_another_experiment_in_the_same_folder_is_refused(spec: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_records", [True, False])
+def test_another_experiment_in_the_same_folder_is_refused(
+    spec: Path, tmp_path: Path, has_records: bool
+) -> None:
     folder = tmp_path / "runs"
     run_sweep(load_sweep(spec, ["rounds=1"])[:1], folder, InlineWorkers())
-    (folder / "seed=0,method=plain" / "events.jsonl").unlink()
-    with pytest.raises(ValueError, match="holds a different experiment with this name"):
-        run_sweep(load_sweep(spec, ["rounds=2"])[:1], folder, InlineWorkers())
+    if not has_records:
+        (folder / "seed=0,method=plain" / "events.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"seed=0,method=plain holds a run with rounds = 1, not 2"):
+        run_sweep(load_sweep(spec, ["rounds=2"])[:2], folder, InlineWorkers())
+    assert [path.name for path in folder.iterdir()] == ["seed=0,method=plain"]
+
+
+def test_a_search_in_the_same_file_does_not_make_another_experiment(
+    spec: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs"
+    run_sweep(load_sweep(spec, ["rounds=1"])[:1], folder, InlineWorkers())
+    run_sweep(load_sweep(spec, ["rounds=1", "search.rows=8"])[:1], folder, InlineWorkers())
 
 
 @pytest.mark.parametrize(

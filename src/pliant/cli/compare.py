@@ -14,11 +14,14 @@ def compare(
     spec: Path,
     *overrides: str,
     out: Path | None = None,
+    fresh: bool = False,
     target: float = 0.9,
     tensorboard: bool = False,
     json: bool = False,
 ) -> None:
     """Run every combination of a file's [matrix] and print a table; skip finished runs.
+
+    A folder with runs of another experiment is refused.
 
     Example: pliant compare methods.toml --target 0.95
 
@@ -30,6 +33,8 @@ def compare(
         key=value pairs that override the file, like rounds=20.
     out
         Folder for the runs; by default runs/NAME.
+    fresh
+        Run everything again; an existing folder is renamed to NAME.old-1, -2 and so on.
     target
         Accuracy for the columns that count rounds and seconds to the target.
     tensorboard
@@ -40,14 +45,17 @@ def compare(
     from pliant.analysis.summary import summarise
     from pliant.experiment.sweep import load_sweep, resolve_workers
     from pliant.report.tensorboard import export_tensorboard
+    from pliant.storage.run_dir import move_aside
 
     if not 0.0 < target <= 1.0:
         raise ValueError(f"Expected a target accuracy above 0 and up to 1, got {target}")
     runs = load_sweep(spec, overrides)
     workers = resolve_workers(runs)
-    folder = out or Path("runs") / spec.stem
+    folder = (out or Path("runs") / spec.stem).resolve()
+    if fresh and (old_folder := move_aside(folder)):
+        sys.stderr.write(f"renamed {folder} to {old_folder.name}\n")
     try:
-        run_with_bar(runs, folder.resolve(), workers, prints=True)
+        run_with_bar(runs, folder, workers, prints=True)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("run the same command to resume") from None
     for run in runs if tensorboard else ():

@@ -26,7 +26,8 @@ from pliant.experiment.config import (
     start_run,
 )
 from pliant.params import Params
-from pliant.value import decode, encode
+from pliant.storage.run_dir import CONFIG_FILE
+from pliant.value import decode, describe_difference, encode
 from pliant.workers.pool import AnyWorkers, InlineWorkers, ProcessWorkers, open_pool
 
 
@@ -105,16 +106,14 @@ def run_sweep(
     workers: AnyWorkers,
     on_finish: Callable[[SweepRun], None] = lambda run: None,
 ) -> None:
-    """Run or resume the unfinished runs in parallel."""
+    """Run or resume the unfinished runs in parallel, unless the folder holds other experiments."""
+    started = [run for run in runs if (folder / run.name / CONFIG_FILE).exists()]
+    for run in started:
+        _check_config(folder / run.name, run.experiment)
     unfinished = [run for run in runs if not is_finished(folder / run.name)]
     for run in unfinished:
-        run_folder = folder / run.name
-        if not (run_folder / "config.json").exists():
-            start_run(run_folder, run.experiment)
-        elif _strip_workers(load_run_config(run_folder)) != _strip_workers(run.experiment):
-            raise ValueError(
-                f"{run_folder} holds a different experiment with this name: choose another folder"
-            )
+        if run not in started:
+            start_run(folder / run.name, run.experiment)
     with open_pool(workers, _skip_setup, partial(_run_one, folder)) as pool:
         pool.run(unfinished, {}, on_finish=on_finish)
 
@@ -127,9 +126,17 @@ def resolve_workers(runs: Sequence[SweepRun]) -> AnyWorkers:
     return kinds[0] if kinds else ProcessWorkers()
 
 
-def _strip_workers(experiment: Experiment) -> Any:
-    """Return what the result depends on: a sweep may resume with other workers."""
-    return encode(msgspec.structs.replace(experiment, workers=InlineWorkers()))
+def _check_config(run_folder: Path, experiment: Experiment) -> None:
+    """Refuse a folder with another experiment; neither workers nor [search] change a result."""
+    old, new = (
+        encode(msgspec.structs.replace(config, workers=InlineWorkers(), search=None))
+        for config in (load_run_config(run_folder), experiment)
+    )
+    if difference := describe_difference(old, new):
+        raise ValueError(
+            f"{run_folder} holds a run with {difference}: choose another folder, "
+            "or move this one aside with `pliant compare --fresh`"
+        )
 
 
 def _skip_setup() -> None:

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pliant.storage import atomic, formats
+from pliant.storage.run_lock import RunLock
 
 TORCH_THREADS = 1  # in every process of a run, so that no result depends on the cores
 CONFIG_FILE = "config.json"
@@ -60,6 +62,16 @@ def find_run_dirs(folder: Path) -> Iterator[Path]:
         inner = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
     for path in inner:
         yield from find_run_dirs(Path(path))
+
+
+def move_aside(folder: Path) -> Path | None:
+    """Rename a folder to NAME.old-1, or the next free number; None if there is no folder."""
+    if not folder.exists():
+        return None
+    for run_folder in find_run_dirs(folder):
+        RunLock(run_folder).release()  # refuses while another process writes there
+    names = (folder.with_name(f"{folder.name}.old-{number}") for number in count(1))
+    return folder.rename(next(path for path in names if not path.exists()))
 
 
 def collect_versions() -> dict[str, str]:

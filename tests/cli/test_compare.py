@@ -1,0 +1,71 @@
+"""`pliant compare`: the table always belongs to the experiment that was asked for."""
+
+import json
+
+import pytest
+
+from pliant.cli import main
+from pliant.storage.run_lock import RunLock
+
+SPEC = """
+rounds = 1
+per_round = 2
+workers = { type = "inline" }
+
+[method]
+type = "fedavg"
+
+[fleet]
+size = 100
+
+[network]
+options = { hidden = 4 }
+
+[matrix]
+seed = [0]
+"""
+
+
+@pytest.fixture
+def compare(tmp_path, capsys):
+    (tmp_path / "small.toml").write_text(SPEC)
+
+    def compare(*words):
+        capsys.readouterr()
+        command = ["compare", tmp_path / "small.toml", "--out", tmp_path / "runs", "--json", *words]
+        code = main([str(word) for word in command])
+        output, errors = capsys.readouterr()
+        return code, output, errors
+
+    return compare
+
+
+def test_runs_of_another_experiment_are_refused_in_one_line(compare, tmp_path):
+    assert compare()[0] == 0
+    before = (tmp_path / "runs/seed=0/events.jsonl").read_bytes()
+    code, output, errors = compare("rounds=2")
+    assert (code, output) == (2, "")
+    assert "runs/seed=0 holds a run with rounds = 1, not 2: " in errors
+    assert errors.count("\n") == 1
+    assert (tmp_path / "runs/seed=0/events.jsonl").read_bytes() == before
+    assert compare()[0] == 0
+
+
+def test_fresh_runs_again_and_keeps_every_old_folder(compare, tmp_path):
+    tables = [json.loads(compare("--fresh", f"rounds={n}")[1])["gigamacs"] for n in (1, 2, 3)]
+    assert tables[1] == pytest.approx(2 * tables[0])
+    assert tables[2] == pytest.approx(3 * tables[0])
+    names = {"runs.old-1": 1, "runs.old-2": 2, "runs": 3}
+    for name, rounds in names.items():
+        assert json.loads((tmp_path / name / "seed=0/config.json").read_bytes())["rounds"] == rounds
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "small.toml"])
+
+
+def test_fresh_leaves_a_folder_in_use_alone(compare, tmp_path):
+    assert compare()[0] == 0
+    lock = RunLock(tmp_path / "runs/seed=0")
+    code, _, errors = compare("--fresh")
+    lock.release()
+    assert code != 0
+    assert "in use by process" in errors
+    assert not (tmp_path / "runs.old-1").exists()
