@@ -67,7 +67,14 @@ def test_a_run_prints_one_line_per_round_and_fills_its_folder(run, folder, undis
     assert [line.split()[1] for line in lines] == ["1/2", "2/2"]
     assert "accuracy" in lines[-1]
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert names == ["checkpoints", "config.json", "events.jsonl", "lock", "versions.json"]
+    assert names == [
+        "checkpoints",
+        "config.json",
+        "events.jsonl",
+        "inputs.json",
+        "lock",
+        "versions.json",
+    ]
     assert json.loads((tmp_path / "run/config.json").read_bytes())["rounds"] == 2
 
 
@@ -91,6 +98,32 @@ def test_resuming_a_finished_run_does_nothing(run, folder, undisturbed):
     assert read_events(folder / "undisturbed") == undisturbed
 
 
+def test_a_finished_run_can_get_more_rounds(run, folder, undisturbed, tmp_path):
+    run_folder = tmp_path / "run"
+    assert run(folder / "small.toml", "rounds=2", "--out", run_folder)[0] == 0
+    code, output, _ = run("--resume", run_folder, "rounds=8", "seed=0", "--json")
+    assert code == 0
+    records = [json.loads(line) for line in output.splitlines()]
+    assert [record["round"] for record in records] == list(range(2, 8))
+    assert records[-1]["digest"] == json.loads(undisturbed.splitlines()[-1])["digest"]
+    assert run("--resume", run_folder) == (0, "", "")
+
+
+def test_a_run_on_changed_images_is_not_resumed(run, folder, tmp_path):
+    source = "import torch, pliant as pl\ndef load():\n    images = pl.ImageDataset.from_tensors("
+    source += "torch.full((800, 1, 28, 28), {}), torch.arange(800) % 10)\n"
+    source += "    return pl.data.TrainTestData(images, images)\n"
+    (tmp_path / "own.py").write_text(source.format(0.25))
+    words = [f"data.name={tmp_path / 'own.py'}:load", "rounds=1", "--out", tmp_path / "run"]
+    assert run(folder / "small.toml", *words)[0] == 0
+    (tmp_path / "own.py").write_text(source.format(0.5))
+    script = "import sys; from pliant.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "run", "--resume", tmp_path / "run", "rounds=2"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == 2
+    assert "holds a run with data.train = " in process.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -99,8 +132,12 @@ def test_resuming_a_finished_run_does_nothing(run, folder, undisturbed):
             ["small.toml", "--resume", "undisturbed"],
             "Expected either a TOML file or --resume FOLDER",
         ),
-        (["--resume", "undisturbed", "rounds=9"], "Expected no key=value with --resume"),
-        (["--resume", "undisturbed", "rounds=9", "seed=1"], "Expected no key=value with --resume"),
+        (["--resume", "undisturbed", "rounds=7"], "rounds = 8, not 7: a run can only become"),
+        (
+            ["--resume", "undisturbed", "rounds=9", "seed=1"],
+            "undisturbed holds a run with seed = 0",
+        ),
+        (["--resume", "undisturbed", "rouns=9"], "unknown key `rouns`; did you mean 'rounds'?"),
         (
             ["small.toml", "--out", "undisturbed"],
             "already holds a run: resume it or choose another",

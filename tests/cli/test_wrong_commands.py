@@ -22,7 +22,7 @@ WRONG = [
     ("run good.toml rounds=ten", "at `rounds`, got 'ten'"),
     ("run good.toml rounds.deep=1", "Expected a table at 'rounds'"),
     ("run good.toml ronds=3", "did you mean 'rounds'?"),
-    ("run good.toml seed=1 --resume folder", "Expected no key=value with --resume"),
+    ("run good.toml seed=1 --resume folder", "Expected either a TOML file or --resume FOLDER"),
     ("run --resume nowhere", "expected a run folder"),
     ("run --resume folder", "expected a run folder"),
     ("run good.toml --out locked/run", "locked"),

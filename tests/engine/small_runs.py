@@ -81,6 +81,8 @@ class LastDelta:
 class StatefulFedAvg(NoTraining):
     """Unweighted FedAvg whose result depends on state on the devices and on the server."""
 
+    local: LocalTraining = LOCAL
+
     def init_state(self, params):
         return MomentumState(params)
 

@@ -5,9 +5,24 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from tests.engine.small_runs import FLEET, SETTINGS, StatefulFedAvg, data, network, run
+from msgspec.structs import replace
+from tests.engine.small_runs import (
+    FEDAVG,
+    FLEET,
+    SETTINGS,
+    StatefulFedAvg,
+    data,
+    images,
+    network,
+    run,
+)
 
+from pliant.data import Iid
+from pliant.data.federated import TrainTestData
+from pliant.engine.round_rules import RoundRules
 from pliant.engine.simulate import simulate
+from pliant.methods import FedAvg, LocalTraining, LrSchedule
+from pliant.nn.models import digits_cnn
 from pliant.params import get_params
 from pliant.storage import checkpoint
 
@@ -77,6 +92,91 @@ def test_without_some_part_of_the_state_the_result_differs(uninterrupted, part, 
     checkpoint.save(tmp_path / "checkpoints", number, remaining, state)
     digest, _ = resume(tmp_path)
     assert digest != uninterrupted[0]
+
+
+def read_files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def make_wide_network():
+    return digits_cnn(5, filters=(4, 8), hidden=16, side=16)
+
+
+def make_darker_data():
+    darker = images(320)
+    darker.pixels[7, 0, 5, 5] -= 1
+    return TrainTestData(darker, images(60, seed=1)).share(Iid(), 12, proxy=20)
+
+
+OTHER_INPUTS = {
+    "method.type": {"method": FEDAVG},
+    "method.local.batch": {"method": StatefulFedAvg(LocalTraining(batch=16))},
+    "network": {"net": make_wide_network},
+    "data.train": {"data": make_darker_data},
+    "data.partition": {"data": lambda: data(devices=11)},
+    "fleet.speed.low": {"fleet": replace(FLEET, speed=replace(FLEET.speed, low=0.5))},
+    "settings.seed": {"settings": replace(SETTINGS, seed=1)},
+    "settings.rules.late": {"settings": replace(SETTINGS, rules=RoundRules(dropout=0.1))},
+}
+
+
+@pytest.mark.parametrize("rounds", [1, 6])  # before the first checkpoint, and finished
+@pytest.mark.parametrize("key", OTHER_INPUTS)
+def test_a_run_with_other_inputs_is_not_resumed(key, rounds, tmp_path):
+    run_interrupted(tmp_path, rounds)
+    before, other = read_files(tmp_path), OTHER_INPUTS[key]
+    records = simulate(
+        other.get("method", METHOD),
+        other.get("net", network)(),
+        other.get("data", data)(),
+        other.get("fleet", FLEET),
+        settings=other.get("settings", SETTINGS),
+        folder=tmp_path,
+    )
+    with pytest.raises(ValueError, match=rf"holds a run with {key} = \S+, not [^\n]+$"):
+        next(records)
+    assert read_files(tmp_path) == before
+
+
+def test_other_initial_weights_do_not_matter_once_there_is_a_checkpoint(uninterrupted, tmp_path):
+    run_interrupted(tmp_path, 3)
+    net = network()
+    net.load_state_dict({name: 2 * tensor for name, tensor in net.state_dict().items()})
+    *_, last = simulate(METHOD, net, data(), FLEET, settings=SETTINGS, folder=tmp_path)
+    assert last.digest == uninterrupted[0]
+
+
+def test_a_checkpoint_without_its_inputs_is_not_resumed(tmp_path):
+    run_interrupted(tmp_path, 3)
+    (tmp_path / "inputs.json").unlink()
+    with pytest.raises(
+        ValueError, match=r"expected inputs.json beside the checkpoints, found none"
+    ):
+        run(METHOD, folder=tmp_path)
+
+
+@pytest.mark.parametrize("rounds", [3, 4])  # interrupted and finished
+def test_a_longer_run_ends_as_if_it_had_been_long_from_the_start(uninterrupted, rounds, tmp_path):
+    short = replace(SETTINGS, rounds=4)
+    records = simulate(METHOD, network(), data(), FLEET, settings=short, folder=tmp_path)
+    list(islice(records, rounds))
+    records.close()
+    assert run(METHOD, folder=tmp_path)[-1].digest == uninterrupted[0]
+    assert json.loads((tmp_path / "config.json").read_bytes())["rounds"] == 6
+    before = read_files(tmp_path)
+    with pytest.raises(ValueError, match="rounds = 6, not 4: a run can only become longer"):
+        run(METHOD, folder=tmp_path, settings=short)
+    assert read_files(tmp_path) == before
+
+
+def test_a_run_whose_learning_rate_depends_on_the_rounds_keeps_their_number(tmp_path):
+    method = FedAvg(LocalTraining(batch=8, schedule=LrSchedule("cosine")))
+    run(method, folder=tmp_path, settings=replace(SETTINGS, rounds=2))
+    before = read_files(tmp_path)
+    message = "rounds = 2, not 6: method.local.schedule.kind = cosine depends on it"
+    with pytest.raises(ValueError, match=message):
+        run(method, folder=tmp_path)
+    assert read_files(tmp_path) == before
 
 
 @pytest.mark.parametrize(("runs", "kills"), [("federated", 10), ("split", 5)])

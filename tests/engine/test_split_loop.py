@@ -96,6 +96,22 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
     assert run(folder=tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"settings": make_settings(rounds=6)}, "rounds = 4, not 6: split learning keeps no opt"),
+        ({"method": SplitFed(local=LOCAL)}, 'method.type = "adasplit", not "splitfed"'),
+        ({"server_speed": 1e9}, "server_speed = null, not 1000000000.0"),
+    ],
+)
+def test_a_run_with_other_inputs_is_not_resumed(options, message, tmp_path):
+    run(folder=tmp_path)
+    before = (tmp_path / "events.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=message):
+        run(**options, folder=tmp_path)
+    assert (tmp_path / "events.jsonl").read_bytes() == before
+
+
 def test_a_run_continues_without_clients_that_leave(tmp_path):
     settings = msgspec.structs.replace(make_settings(rounds=6), rules=RoundRules(dropout=0.5))
     records = run(settings=settings, folder=tmp_path)

@@ -28,11 +28,12 @@ def run(
 
     Example: pliant run digits.toml rounds=20 method.local.batch=64
 
-    Example: pliant run --resume runs/digits
+    Example: pliant run --resume runs/digits rounds=40
 
     Args:
         spec: TOML file of the experiment.
-        overrides: key=value pairs that override the file, like rounds=20 or fleet.size=50.
+        overrides: key=value pairs that override the file, like rounds=20 or fleet.size=50. A
+            resumed run can only get more rounds, and none if its learning rate follows a schedule.
         out: Folder of the run; by default runs/NAME.
         resume: Folder of a run to resume, instead of a file.
         tensorboard: Also write TensorBoard event files to FOLDER/tensorboard.
@@ -76,14 +77,14 @@ def _load_run(
     from pliant.deploy.constants import SETTINGS_FILE
     from pliant.experiment.config import load_experiment, load_run_config
 
-    if resume is not None and (overrides or (spec is not None and "=" in str(spec))):
-        raise ValueError("Expected no key=value with --resume: a resumed run keeps its settings")
+    if resume is not None and spec is not None and "=" in str(spec):
+        spec, overrides = None, (str(spec), *overrides)
     if (spec is None) == (resume is None):
         raise ValueError("Expected either a TOML file or --resume FOLDER")
     if spec is not None:
         return out or Path("runs") / spec.stem, load_experiment(spec, overrides)
     assert resume is not None
-    experiment = load_run_config(resume)
+    experiment = load_run_config(resume, overrides)
     if (resume / SETTINGS_FILE).exists():
         raise ValueError(f"{resume} is a run on real devices: resume it with `pliant server`")
     return resume, experiment

@@ -1,6 +1,7 @@
 """A data set before and after its partition among devices."""
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,16 @@ class FederatedData:
     def get_test_indices(self, device: int) -> NDArray[np.int64]:
         """Return the indices of one device's test images: its own, or else all."""
         return self.test_shares[device] if self.test_shares else np.arange(len(self.test))
+
+    def compute_digests(self) -> dict[str, str]:
+        """Return a digest of the training images, the test images, and who has which of them."""
+        hasher = blake2b(digest_size=16)
+        for shares in (self.shares, self.test_shares, (self.proxy_indices,)):
+            hasher.update(repr([len(share) for share in shares]).encode())
+            for share in shares:
+                hasher.update(np.asarray(share, np.int64).tobytes())
+        train, test = self.train.compute_digest(), self.test.compute_digest()
+        return {"train": train, "test": test, "partition": hasher.hexdigest()}
 
     def summary(self) -> str:
         """Describe the devices, the proxy part and the test part in one line."""

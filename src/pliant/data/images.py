@@ -1,6 +1,7 @@
 """Labelled images, stored as bytes and normalised to floats on access."""
 
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -82,6 +83,16 @@ class ImageDataset:
         """Return (channel, h, w) of one image."""
         channel, height, width = self.pixels.shape[1:]
         return channel, height, width
+
+    def compute_digest(self) -> str:
+        """Return a digest of the images, their labels and their normalisation."""
+        facts = (self.shape, self.pixels.dtype, self.classes, self.mean, self.std)
+        hasher = blake2b(repr((facts, self.group_statistics)).encode(), digest_size=16)
+        for start in range(0, len(self), 1024):  # in blocks: pixels need not be contiguous
+            hasher.update(self.pixels[start : start + 1024].contiguous().numpy().data)
+        for column in (self.labels, self.groups):
+            hasher.update(b"" if column is None else column.numpy().tobytes())
+        return hasher.hexdigest()
 
     def select(self, indices: Indices | Tensor) -> "ImageDataset":
         """Return a copy of the images at these indices, in this order."""

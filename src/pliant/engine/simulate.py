@@ -23,6 +23,7 @@ from pliant.engine.local_work import (
 )
 from pliant.engine.round_loop import RoundResult, Run, RunSettings, run_rounds
 from pliant.engine.round_rules import TaskOutcome, select_devices
+from pliant.engine.run_inputs import check_inputs, describe_inputs, describe_method
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.timetable import RoundTasks, Timetable, build_timetable, compute_start_status
 from pliant.methods.base import HasExtraUpload, Method, TaskKey, Update
@@ -52,9 +53,11 @@ def simulate(
     """Train a network across a fleet and yield a record of every round.
 
     With a `folder`, the run writes its records and checkpoints there and resumes from the newest
-    checkpoint; `load_trained_params(folder)` returns the trained network. `net` itself is not
-    changed. `make_inputs` rebuilds the network and the data in worker processes, where that is
-    cheaper than copying them. When `is_stopped` returns true, the run saves a checkpoint and ends.
+    checkpoint; `load_trained_params(folder)` returns the trained network. A folder with a run of
+    another method, network, data, fleet or settings is refused; more rounds than before continue a
+    run unless its learning rate follows a schedule. `net` itself is not changed. `make_inputs`
+    rebuilds the network and the data in worker processes, where that is cheaper than copying them.
+    When `is_stopped` returns true, the run saves a checkpoint and ends.
 
     >>> import torch
     >>> import pliant as pl
@@ -82,10 +85,14 @@ def simulate(
             run_dir.create_run_dir(folder, _describe_run(method, net, data, fleet, settings))
         # Inline workers share this network; others build their own while this one is traced.
         own = build_context(net, data, method) if isinstance(workers, InlineWorkers) else None
-        inputs = make_inputs or partial(_return, (net, data))
-        setup = partial(_return, own) if own else partial(build_worker_context, inputs, method)
+        make_own = make_inputs or partial(_return, (net, data))
+        setup = partial(_return, own) if own else partial(build_worker_context, make_own, method)
         with open_pool(workers, setup, run_job) as pool:
             context = own or build_context(net, data, method)
+            if folder is not None:
+                network = context.net.fingerprint
+                inputs = describe_inputs(method, network, data, fleet, settings)
+                check_inputs(folder, inputs, rounds_dependency=_find_rounds_dependency(method))
             state = store.resume(type(server_state), type(device_state)) if store else None
             run = Run(context, fleet, settings, state or RunState(0, 0.0, server_state, {}))
             yield from run_rounds(run, SimulatedDevices(pool), store, is_stopped)
@@ -99,16 +106,18 @@ def _describe_run(
 ) -> dict[str, Any]:
     """Return the config of a run that was started from Python, as reports read it."""
     config: dict[str, Any] = encode(settings)
-    try:
-        fields = encode(method)
-    except TypeError:  # not a `Value`, nor any other kind of plain data
-        fields = {}
     return config | {
-        "method": {"type": type(method).__name__} | fields,
+        "method": describe_method(method),
         "fleet": encode(fleet),
         "network": {"name": type(net).__name__},
         "data": {"name": data.train.name},
     }
+
+
+def _find_rounds_dependency(method: Method) -> str | None:
+    """Say why the rounds of a run depend on their number, if they do."""
+    kind = method.local.schedule.kind
+    return None if kind == "constant" else f"method.local.schedule.kind = {kind} depends on it"
 
 
 def _return(value: T) -> T:

@@ -5,7 +5,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation, PersonalScore, measure_accuracy
 from pliant.engine.ledger import RoundRecord, TaskRecord, sum_tasks
 from pliant.engine.round_loop import RunSettings
+from pliant.engine.run_inputs import check_inputs, describe_inputs
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.split_virtual import VirtualEnvironment
 from pliant.params import Params, digest, flatten
@@ -24,6 +25,8 @@ from pliant.split.base import ChargedEnvironment
 from pliant.split.exchange import SplitRound
 from pliant.split.session import ClientFactory, Session, SplitSetup
 from pliant.workers.pool import use_one_thread
+
+FIXED_ROUNDS = "split learning keeps no optimiser state after its last round"
 
 
 class SplitMethod(SplitSetup, Protocol):
@@ -73,8 +76,19 @@ def simulate_split(
     make_environment = partial(
         VirtualEnvironment, fleet, session.round_macs, settings, server_speed=server_speed
     )
+    inputs = None
+    if folder is not None:
+        network = f"{session.device_net.fingerprint} {session.server_net.fingerprint}"
+        inputs = describe_inputs(method, network, data, fleet, settings)
+        inputs["server_speed"] = server_speed
     return run_split(
-        method, session, settings, make_environment, folder=folder, is_stopped=is_stopped
+        method,
+        session,
+        settings,
+        make_environment,
+        folder=folder,
+        inputs=inputs,
+        is_stopped=is_stopped,
     )
 
 
@@ -85,13 +99,17 @@ def run_split(
     make_environment: Callable[[int, float], "RoundEnvironment"],
     *,
     folder: Path | None = None,
+    inputs: dict[str, Any] | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[RoundRecord]:
     """Train round by round, wherever the clients are, and yield a record of each round.
 
-    `make_environment` builds the environment of a round from its number and start time.
+    `make_environment` builds the environment of a round from its number and start time; with
+    `inputs`, a folder in which a run had others is refused.
     """
     with use_one_thread(), nullcontext() if folder is None else closing(RunStore(folder)) as store:
+        if folder is not None and inputs is not None:
+            check_inputs(folder, inputs, rounds_dependency=FIXED_ROUNDS)
         run_state = store.resume(SplitState, SplitClientState) if store else None
         first_round, now = 0, 0.0
         if run_state is not None:

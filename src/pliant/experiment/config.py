@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from pliant.data import AnyPartition, Iid
 from pliant.devices import Fleet
@@ -19,7 +20,7 @@ from pliant.nn.table_file import load_table
 from pliant.split import AnySplit
 from pliant.storage import run_dir
 from pliant.table_search import SearchSettings, load_step_time_model
-from pliant.value import Count, Positive, V, Value, decode, encode
+from pliant.value import Count, Positive, V, Value, decode, describe_difference, encode
 from pliant.workers.pool import AnyWorkers, ProcessWorkers
 
 
@@ -211,9 +212,17 @@ def start_run(folder: Path, experiment: Experiment) -> None:
     run_dir.create_run_dir(folder, encode(experiment))
 
 
-def load_run_config(folder: Path) -> Experiment:
+def load_run_config(folder: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read the experiment of a run; only its rounds and workers can be overridden."""
     config = run_dir.read_config(folder)
     try:
-        return decode(config, Experiment)
+        experiment = decode(config, Experiment)
+        for override in overrides:
+            _apply_override(config, override)
+        changed = decode(config, Experiment)
     except ValueError as error:
         raise ValueError(f"{folder / run_dir.CONFIG_FILE}: {error}") from None
+    fixed = replace(experiment, rounds=changed.rounds, workers=changed.workers)
+    if difference := describe_difference(encode(fixed), encode(changed)):
+        raise ValueError(f"{folder} holds a run with {difference}: only rounds can be changed")
+    return changed

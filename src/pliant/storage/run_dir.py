@@ -18,6 +18,7 @@ from pliant.storage.run_lock import RunLock
 
 TORCH_THREADS = 1  # in every process of a run, so that no result depends on the cores
 CONFIG_FILE = "config.json"
+INPUTS_FILE = "inputs.json"
 LIBRARIES = ("pliant", "torch", "numpy", "msgspec", "safetensors", "pymoo", "flwr", "ray")
 
 
@@ -32,15 +33,27 @@ def create_run_dir(folder: Path, config: dict[str, Any]) -> None:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read the config of a run as plain data."""
-    path = folder / CONFIG_FILE
     try:
-        config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return _read_json(folder / CONFIG_FILE)
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder}: expected a run folder, found no config.json") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: {error}") from None
-    formats.RUN_CONFIG.check(config.pop("format", None), path)
-    return config
+
+
+def read_inputs(folder: Path) -> dict[str, Any] | None:
+    """Read what a run was started with, as far as it was written."""
+    path = folder / INPUTS_FILE
+    return _read_json(path) if path.exists() else None
+
+
+def write_inputs(folder: Path, inputs: dict[str, Any]) -> None:
+    """Write what a run was started with, for `read_inputs`."""
+    _write_json(folder / INPUTS_FILE, {"format": formats.RUN_CONFIG.number} | inputs)
+
+
+def set_rounds(folder: Path, rounds: int) -> None:
+    """Change the number of rounds in the config of a run."""
+    config = {"format": formats.RUN_CONFIG.number} | read_config(folder) | {"rounds": rounds}
+    _write_json(folder / CONFIG_FILE, config)
 
 
 def check_run_format(folder: Path) -> None:
@@ -101,6 +114,15 @@ def _find_commit(package: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return completed.stdout.strip() or None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        plain = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    formats.RUN_CONFIG.check(plain.pop("format", None), path)
+    return plain
 
 
 def _write_json(path: Path, value: Any) -> None:
