@@ -57,6 +57,18 @@ def test_a_round_lasts_its_length_unless_it_closes_early():
     assert close(RoundRules(grace=0.1), [0.5, 1.05]).closed_at == 1.05
 
 
+def test_a_target_above_the_selected_devices_is_reached_when_all_have_answered():
+    rules = RoundRules(close_early=True, grace=0.5)
+    assert close(rules, [0.5, 0.7], target=10).closed_at == 0.7
+    assert close(rules, [0.5, NEVER], target=10).closed_at == 1.5
+    assert close(RoundRules(grace=0.5), [0.5, 0.7], target=10).closed_at == 1.0
+
+
+@pytest.mark.parametrize("rules", [RoundRules(close_early=True), RoundRules(late="wait")])
+def test_a_round_without_devices_lasts_until_the_deadline(rules):
+    assert close(rules, [], target=10).closed_at == 1.0
+
+
 def test_the_first_updates_count_and_the_rest_are_surplus():
     arrival, rules = [0.9, 0.5, NEVER, 0.7], RoundRules(over_selection=0.5, close_early=True)
     late = close(RoundRules(over_selection=0.5), arrival, target=2)

@@ -264,3 +264,19 @@ def test_with_enough_valid_updates_the_others_are_merged(tmp_path, faulty, quoru
     assert [total.merged for total in totals] == [4 - len(faulty)] * 2
     assert {task.device for task in tasks if task.outcome == "finished"} == {0, 1, 2, 3} - faulty
     assert trained != digest(get_params(network()))
+
+
+def test_a_fleet_below_per_round_takes_part_as_a_whole():
+    fleet = Fleet(size=3, speed=ConstantTrace(2.0))
+    rules = RoundRules(quorum=1.0, close_early=True)
+    records = run(fleet=fleet, settings=RunSettings(rounds=2, per_round=10, rules=rules))
+    assert [(r.tasks, r.merged, r.seconds) for r in records] == [(3, 3, 0.5), (3, 3, 1.0)]
+
+
+def test_too_few_available_devices_do_not_meet_the_quorum():
+    fleet = Fleet(size=4, classes=(DeviceClass(), DeviceClass(speed=ConstantTrace(0.0))))
+    rules = RoundRules(quorum=1.0)
+    settings = RunSettings(rounds=1, per_round=4, select="available", rules=rules)
+    [record] = run(fleet=fleet, settings=settings)
+    assert 0 < record.tasks < 4
+    assert record.outcomes == {"void": record.tasks}

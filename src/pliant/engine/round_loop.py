@@ -32,7 +32,7 @@ class RunSettings(Value, frozen=True):
     """
 
     rounds: Count = 100
-    per_round: Count = 10
+    per_round: Count = 10  # devices; a smaller fleet takes part as a whole
     seed: int = 0
     select: Selection = "uniform"
     rules: RoundRules = RoundRules()
@@ -59,6 +59,11 @@ class Run:
     def num_rounds(self) -> int:
         """Return the number of rounds, repeated ones included."""
         return self.settings.rounds + self.repeated_rounds
+
+    @property
+    def target_updates(self) -> int:
+        """Return how many updates a round should get: at most one from each device."""
+        return min(self.settings.per_round, self.fleet.size)
 
     @property
     def lr(self) -> float:

@@ -126,7 +126,8 @@ def close_round(
     """Decide the outcome of each task and the end of the round.
 
     `arrival` is when a complete update would arrive (infinity: never); `steps_done` counts the
-    mini-batches that a device has done by the deadline.
+    mini-batches that a device has done by the deadline. If fewer devices than `target_updates` were
+    selected, the target is reached when all of them have answered; the quorum stays the same.
     """
     has_left = dropout_times < np.minimum(arrival, deadline)
     can_send = (rules.late == "partial") & (steps_done > 0) & np.isinf(arrival)
@@ -147,13 +148,14 @@ def close_round(
         outcomes[merged] = TaskOutcome.VOID
     last_arrival = float(arrival[merged[-1]]) if len(merged) else 0.0
     closed_at = deadline
-    if len(merged) == target_updates:
+    is_target_reached = 0 < len(merged) == min(target_updates, len(arrival))
+    if is_target_reached:
         closed_at = last_arrival if rules.closes_at_target else max(round_seconds, last_arrival)
-    elif rules.late == "wait" and not (outcomes == TaskOutcome.LATE).any():
+    elif rules.late == "wait" and len(arrival) and not (outcomes == TaskOutcome.LATE).any():
         # a waiting server sees devices leave
         departures = dropout_times[outcomes == TaskOutcome.DROPPED]
         closed_at = max(last_arrival, float(departures.max(initial=0.0)))
-    if len(merged) == target_updates and closed_at < deadline:
+    if is_target_reached and closed_at < deadline:
         is_open = dropout_times > closed_at
         is_open[merged] = False
         outcomes[is_open] = TaskOutcome.SURPLUS  # the round closed before they could be late

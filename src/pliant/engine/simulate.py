@@ -134,7 +134,7 @@ class SimulatedDevices:
         settings = run.settings
         devices: list[int] = select_devices(
             run.fleet,
-            settings.rules.selection_size(settings.per_round),
+            settings.rules.selection_size(run.target_updates),
             settings.select,
             seed=settings.seed,
             round=run.state.next_round,
@@ -147,7 +147,7 @@ class SimulatedDevices:
 
     def collect(self, run: Run) -> RoundResult:
         updates, rejections = _train_round(run, self._pool, self._timetable, self._tasks)
-        if len(updates) < run.settings.rules.quorum_size(run.settings.per_round):
+        if len(updates) < run.settings.rules.quorum_size(run.target_updates):
             updates = []  # rejected updates do not count, so the round is void
         tasks = _build_task_records(run, self._timetable, self._tasks, updates, rejections)
         states = {
@@ -192,7 +192,7 @@ def _schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]
         seed=settings.seed,
         round=run.state.next_round,
         start=now,
-        target_updates=settings.per_round,
+        target_updates=run.target_updates,
         step_cost=compute_step_cost,
     )
     return timetable, tasks

@@ -107,8 +107,8 @@ class DeviceTransport:
         """
         self._opened_at = self.clock()
         fleet, settings, number = run.fleet, run.settings, run.state.next_round
-        target = min(settings.rules.selection_size(settings.per_round), fleet.size)
-        quorum = max(1, min(target, settings.rules.quorum_size(settings.per_round)))
+        target = min(settings.rules.selection_size(run.target_updates), fleet.size)
+        quorum = max(1, min(target, settings.rules.quorum_size(run.target_updates)))
         online = self._wait_for_devices(target, quorum, fleet.size)
         self._has_started = True
         if len(online) == fleet.size:
@@ -150,7 +150,7 @@ class DeviceTransport:
                 self.receive(run, message)
             updates = [reply.update for reply in self.replies.values() if reply.update]
             mergeable = [u for u in updates if rules.late == "partial" or self._is_complete(u)]
-            if rules.closes_at_target and len(mergeable) >= run.settings.per_round:
+            if rules.closes_at_target and len(mergeable) >= run.target_updates:
                 break
             if len(self.replies) < len(self.requests):
                 self.sleep(POLL_SECONDS)
@@ -297,7 +297,7 @@ class DeviceTransport:
             arrival,
             steps,
             dropout,
-            target_updates=run.settings.per_round,
+            target_updates=run.target_updates,
             round_seconds=round_seconds,
             deadline=max([round_seconds, *(reply.arrival for reply in self.replies.values())]),
         )
