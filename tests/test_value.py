@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.value import Count, Fraction, NonNegative, Value, decode, encode
+from pliant.value import Count, Fraction, NonNegative, Value, decode, describe_difference, encode
 
 
 class Spring(Value, frozen=True, tag="spring"):
@@ -31,6 +31,37 @@ def test_a_wrong_number_is_refused_in_python_and_in_plain_data():
 def test_nan_is_refused():
     with pytest.raises(ValueError, match=r"Expected `float` >= 0\.0"):
         Spring(mu=math.nan)
+
+
+class Weights(Value, frozen=True):
+    by_name: dict[str, float]
+    pairs: tuple[tuple[float, float], ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"by_name": {"a": math.inf}}, r"\$\.by_name\[a\]"),
+        ({"by_name": {}, "pairs": ((0.0, 1.0), (2.0, -math.inf))}, r"\$\.pairs\[1\]\[1\]"),
+        ({"by_name": {}, "pairs": ((0.0, math.nan),)}, r"\$\.pairs\[0\]\[1\]"),
+    ],
+)
+def test_an_infinite_number_inside_a_field_is_refused(fields, place):
+    with pytest.raises(ValueError, match=f"Expected a finite number - at `{place}` of Weights"):
+        Weights(**fields)
+    with pytest.raises(ValueError, match="Expected a finite number"):
+        decode(fields, Weights)
+
+
+def test_the_difference_of_plain_data_is_named_by_its_key():
+    old = {"seed": 0, "rules": {"late": "wait", "grace": 0.1}, "only": 1}
+    assert describe_difference(old, {"only": 1, **old}) is None
+    new = {**old, "rules": {"late": "partial", "grace": 0.1}}
+    assert describe_difference(old, new) == 'rules.late = "wait", not "partial"'
+    assert describe_difference(old, {**old, "new": None}) == "new = absent, not null"
+    long = describe_difference({"rates": [0.5] * 99}, {"rates": []})
+    assert long.startswith("rates = [0.5,")
+    assert len(long) < 90
 
 
 @pytest.mark.parametrize("wrong", ["0.1", None, [0.1]])

@@ -39,8 +39,9 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 checked = msgspec.convert(value, kind)
             except msgspec.ValidationError as error:
                 raise ValueError(_locate_error(str(error), name, self)) from None
-            if isinstance(checked, float) and not math.isfinite(checked):
-                raise ValueError(_locate_error("Expected a finite number", name, self))
+            if (path := _find_infinite(checked)) is not None:
+                message = f"Expected a finite number - at `${path}`"
+                raise ValueError(_locate_error(message, name, self))
             if checked is not value:  # an int converted to float, a list to a tuple
                 msgspec.structs.force_setattr(self, name, checked)
 
@@ -48,6 +49,17 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def _list_fields(kind: type[Value]) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, field.type) for field in msgspec.structs.fields(kind))
+
+
+def _find_infinite(value: Any) -> str | None:
+    """Return the path to a number that is not finite: empty for the value itself, None if none."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ""
+    is_dict, is_sequence = isinstance(value, dict), isinstance(value, tuple | list)
+    for key, item in value.items() if is_dict else enumerate(value) if is_sequence else ():
+        if (path := _find_infinite(item)) is not None:
+            return f"[{key}]{path}"
+    return None
 
 
 def _locate_error(message: str, name: str, owner: Value) -> str:
