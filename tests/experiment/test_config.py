@@ -180,3 +180,15 @@ def test_a_folder_without_a_valid_run_is_an_error(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json: "):
         load_run_config(tmp_path)
+
+
+@pytest.mark.parametrize("data", ["digits", "mixed_noniid"])
+def test_the_recordings_of_all_classes_are_read_before_the_run(tmp_path, data):
+    path = tmp_path / "run.toml"
+    classes = "{name = 'fast'}, {name = 'slow', share = 1e-9, speed = {type = 'product', parts = ["
+    classes += "{type = 'constant'}, {type = 'recorded', path = 'none.csv'}]}}"
+    spec = f"[method]\ntype = 'fedavg'\n[data]\nname = '{data}'\n[fleet]\nsize = 4\n"
+    path.write_text(f"{spec}classes = [{classes}]\n")
+    experiment = load_experiment(path)
+    with pytest.raises(ValueError, match=r"none\.csv: expected a readable recording"):
+        build_experiment(experiment)

@@ -92,6 +92,12 @@ class Fleet(Value, frozen=True):
         if len(wrong):
             raise LookupError(f"Expected a device from 0 to {self.size - 1}, got {wrong[0]}")
 
+    def check_traces(self) -> None:
+        """Raise ValueError unless the trace of every class can be used, recordings included."""
+        query = TraceQuery(0, np.zeros(1, np.int64), self.round_seconds)
+        for device_class in self.classes:
+            (device_class.speed or self.speed).compute_speeds(query, 0.0, self.round_seconds)
+
     def get_class_indices(self, devices: IntArray, *, seed: int = 0) -> IntArray:
         """Return the index into `classes` of each device's class."""
         if len(self.classes) == 1:

@@ -26,11 +26,11 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
     """Build the network and the data, deterministically."""
     if isinstance(experiment.method, UserMethod):
         experiment.method.load()  # fail now if it cannot be loaded
+    experiment.fleet.check_traces()
     config = experiment.data
     if config.name in MIXTURES:
         data = _build_mixture(config, experiment.seed)
     else:
-        experiment.fleet.device(0).work(0.0, 1.0)  # fail now if a recording cannot be read
         devices = config.devices or experiment.fleet.size
         data = _partition_data(config, config.partition, devices, experiment.seed)
     return build_network(experiment.network, data, experiment.seed), data
