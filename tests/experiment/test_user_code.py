@@ -1,5 +1,6 @@
 """User networks and data, named in an experiment file."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,15 @@ def test_an_error_in_user_code_is_not_hidden(spec, tmp_path):
 
 def test_an_installed_module_is_found():
     assert load_function("math:sqrt")(4.0) == 2.0
+
+
+def test_files_with_the_same_name_are_different_modules(tmp_path):
+    source = "class Own:\n    number = {}\ndef make():\n    return Own()\n"
+    files = [tmp_path / name / "own.py" for name in ("first", "second")]
+    for number, path in enumerate(files):
+        path.parent.mkdir()
+        path.write_text(source.format(number))
+    made = [load_function(f"{path}:make")() for path in files]
+    assert [own.number for own in made] == [0, 1]
+    assert [pickle.loads(pickle.dumps(own)).number for own in made] == [0, 1]
+    assert load_function(f"{files[0]}:Own") is type(made[0])

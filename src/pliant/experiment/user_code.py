@@ -63,10 +63,11 @@ def _import_installed(name: str) -> Any:
 
 def _import_file(path: Path) -> Any:
     """Import a file once; like a script, it may import files in its folder."""
-    name = f"pliant_own_{path.stem}"
-    cached = sys.modules.get(name)
-    if cached is not None and getattr(cached, "__file__", None) == str(path):
-        return cached
+    path = path.resolve()
+    # files in different folders may have the same name
+    name = f"pliant_own_{path.stem}_{sha256(str(path).encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a Python file, found none")
     spec = importlib.util.spec_from_file_location(name, path)
