@@ -116,3 +116,26 @@ def test_a_proxy_seed_holds_back_the_same_images_in_every_run(proxy_seed, partit
         assert set(data.proxy_indices.tolist()) == proxy_indices
         owned = [index for share in data.shares for index in share.tolist()]
         assert sorted(owned) == sorted(set(range(200)) - proxy_indices)
+
+
+class FirstTakesAll:
+    def split(self, labels, devices, seed, groups=None):
+        return (np.arange(len(labels)), *[np.zeros(0, np.int64)] * (devices - 1))
+
+
+def test_a_device_without_images_is_refused():
+    source = TrainTestData(make_images(10), make_images(10))
+    message = "numbers: expected training images on every device, found none on device 1"
+    with pytest.raises(ValueError, match=message):
+        source.share(FirstTakesAll(), devices=3, proxy=0)
+
+
+@pytest.mark.parametrize("part", ["train", "test", "partition"])
+def test_a_digest_changes_with_its_own_part_only(part):
+    train, test = make_images(20), make_images(10)
+    before = TrainTestData(train, test).share(Iid(), devices=4, proxy=0).compute_digests()
+    if part != "partition":
+        (train if part == "train" else test).labels[9] = 0
+    devices = 5 if part == "partition" else 4
+    after = TrainTestData(train, test).share(Iid(), devices=devices, proxy=0).compute_digests()
+    assert [name for name in before if before[name] != after[name]] == [part]

@@ -30,6 +30,13 @@ class FederatedData:
     proxy_indices: NDArray[np.int64]
     test_shares: Shares = ()  # indices into `test`, if each device has its own test images
 
+    def __post_init__(self) -> None:
+        if 0 in self.sizes():
+            raise ValueError(
+                f"{self.train.name}: expected training images on every device, "
+                f"found none on device {self.sizes().index(0)}"
+            )
+
     def __len__(self) -> int:
         return len(self.shares)
 
