@@ -16,7 +16,7 @@ from tests.table_search import search_once
 import pliant
 from pliant.nn.table_file import load_table, read_provenance
 from pliant.table_search import StepTimeModel, SurrogateSearch, UniformRates
-from pliant.table_search.run import SNAPSHOT_FILE, TABLE_FILE, open_search, search
+from pliant.table_search.run import SNAPSHOT_FILE, TABLE_FILE, iter_search, open_search, search
 from pliant.table_search.short_training import Trial, TrialOutcome
 from pliant.table_search.trial_log import TRIALS_FILE, TrialLog, read_trials
 from pliant.workers.pool import ProcessWorkers
@@ -55,6 +55,24 @@ def test_the_table_rises_from_the_highest_rates_to_the_full_network(finished):
 def test_a_finished_search_trains_nothing_again(finished):
     before = read_files(finished)
     search_once.run(finished)
+    assert read_files(finished) == before
+
+
+def test_the_points_of_a_search_are_read_only_once_it_is_finished(finished, tmp_path):
+    inputs = (network(), images(80), search_once.SETTINGS)
+    steps = iter_search(*inputs, folder=tmp_path)
+    next(steps)
+    steps.close()
+    before = (tmp_path / TRIALS_FILE).read_bytes()
+    with (
+        open_search(*inputs, folder=tmp_path) as state,
+        pytest.raises(ValueError, match=r"Expected a finished search, found \d+ trainings missing"),
+    ):
+        state.repeat_trials()
+    assert (tmp_path / TRIALS_FILE).read_bytes() == before
+    before = read_files(finished)
+    with open_search(*inputs, folder=finished) as state:
+        assert state.repeat_trials().shape[1] == 2
     assert read_files(finished) == before
 
 

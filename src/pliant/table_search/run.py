@@ -202,6 +202,7 @@ class SearchState:
     trial_log: TrialLog
     requested: set[Trial] = field(default_factory=set)
     points: list[tuple[float, float]] = field(default_factory=list)
+    is_finished: bool = False  # nothing is left to train
 
     def __post_init__(self) -> None:
         settings, sites = self.settings, len(self.context.net.sites)
@@ -288,7 +289,8 @@ class SearchState:
         return np.array(points).reshape(-1, 2)
 
     def repeat_trials(self) -> FloatArray:
-        """Return cost and loss of every vector that the search tried, in its order."""
+        """Return cost and loss of every vector that a finished search tried, in its order."""
+        self.is_finished = True
         for _ in chain(self.measure_corners(), self.run_algorithm()):
             pass
         return np.array(self.points).reshape(-1, 2)
@@ -300,6 +302,8 @@ class SearchState:
         all_trials = (Trial(tuple(vector.tolist()), s) for vector, seeds in pairs for s in seeds)
         trials = list(dict.fromkeys(all_trials))
         missing = [trial for trial in trials if trial not in self.trial_log.outcomes]
+        if missing and self.is_finished:
+            raise ValueError(f"Expected a finished search, found {len(missing)} trainings missing")
         self.requested.update(set(trials).difference(missing))
         for start in range(0, len(missing), size):
             chunk = missing[start : start + size]
