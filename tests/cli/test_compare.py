@@ -69,3 +69,15 @@ def test_fresh_leaves_a_folder_in_use_alone(compare, tmp_path):
     assert code != 0
     assert "in use by process" in errors
     assert not (tmp_path / "runs.old-1").exists()
+
+
+def test_a_run_without_any_device_has_no_shares(compare, tmp_path, capsys):
+    never = 'fleet.speed={type="constant", low=0.0}'
+    (tmp_path / "small.toml").write_text(f'select = "available"\n{SPEC}')
+    code, output, _ = compare(never)
+    row = json.loads(output)
+    assert (code, row["utilisation"], row["lost_share"]) == (0, None, None)
+    command = ["compare", tmp_path / "small.toml", never, "--out", tmp_path / "runs"]
+    assert main([str(word) for word in command]) == 0
+    used, lost = capsys.readouterr().out.splitlines()[1].split()[-4:-2]
+    assert (used, lost) == ("-", "-")

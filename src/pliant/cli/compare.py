@@ -106,14 +106,15 @@ def _format_table(rows: "list[SummaryRow]", target: float) -> str:
     lines = [head]
     for row in rows:
         mean, spread = row.accuracy or (0.0, 0.0)
-        used, lost = row.utilisation or 0.0, row.lost_share or 0.0
+        used = "-" if row.utilisation is None else f"{row.utilisation:.0%}"
+        lost = "-" if row.lost_share is None else f"{row.lost_share:.0%}"
         trained = "" if row.trained_accuracy is None else f"{row.trained_accuracy:.2%}"
         local = "" if row.local_accuracy is None else f"{row.local_accuracy:.2%}"
         rounds = "-" if row.rounds_to_target is None else f"{row.rounds_to_target:.1f}"
         seconds = "-" if row.seconds_to_target is None else f"{row.seconds_to_target:.1f}"
         lines.append(
             f"{row.label:{width}}  {mean:7.2%} ± {spread:5.2%}  {trained:>7}  {rounds:>14}  "
-            f"{seconds:>8}  {row.gigamacs:9.1f}  {row.megabytes:8.1f}  {used:5.0%}  "
-            f"{lost:5.0%}  {row.best_accuracy:7.2%}  {local:>7}  {row.c3:5.3f}"
+            f"{seconds:>8}  {row.gigamacs:9.1f}  {row.megabytes:8.1f}  {used:>5}  "
+            f"{lost:>5}  {row.best_accuracy:7.2%}  {local:>7}  {row.c3:5.3f}"
         )
     return "\n".join(lines) + "\n"
