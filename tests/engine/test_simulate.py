@@ -17,7 +17,8 @@ from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import load_trained_params, read_records
 from pliant.engine.simulate import simulate
-from pliant.methods import Distreal
+from pliant.methods import Distreal, FedAvg
+from pliant.nn.optimisers import Sgd
 from pliant.params import digest, get_params
 from pliant.workers.pool import ProcessWorkers
 
@@ -280,3 +281,29 @@ def test_too_few_available_devices_do_not_meet_the_quorum():
     [record] = run(fleet=fleet, settings=settings)
     assert 0 < record.tasks < 4
     assert record.outcomes == {"void": record.tasks}
+
+
+def test_training_that_stands_still_is_logged_once(caplog):
+    diverging = FedAvg(replace(LOCAL, optimiser=Sgd(lr=1e30)))
+    fleet = Fleet(size=2)
+    records = run(diverging, fleet=fleet, settings=RunSettings(rounds=5, per_round=2))
+    assert [record.merged for record in records] == [0] * 5
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message == (
+        "no update was merged in rounds 1 to 3: in the last, 2 rejected, "
+        "rejected: device 0: expected a finite loss or none, got nan"
+    )
+
+
+def test_two_empty_rounds_are_not_logged(caplog):
+    fleet = Fleet(size=2, speed=OnOffWindows(windows=((2.0, 3.0),), period=3.0))
+    settings = RunSettings(rounds=6, per_round=2, select="available")
+    assert [record.merged for record in run(fleet=fleet, settings=settings)] == [0, 0, 2] * 2
+    assert not caplog.records
+
+
+def test_rounds_without_devices_are_logged(caplog):
+    settings = RunSettings(rounds=4, select="available")
+    run(fleet=Fleet(size=2, speed=ConstantTrace(0.0)), settings=settings)
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message == ("no update was merged in rounds 1 to 3: in the last, no device was selected")

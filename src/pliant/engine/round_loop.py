@@ -4,6 +4,7 @@ A `Transport` says how tasks reach devices and come back as valid updates: throu
 workers, or over a network.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,6 +22,10 @@ from pliant.methods.base import TracksCoverage, Update
 from pliant.methods.validation import ValidationPolicy
 from pliant.params import Params, digest
 from pliant.value import Count, Value
+
+MAX_EMPTY_ROUNDS = 3  # in a row, before a warning
+
+log = logging.getLogger("pliant")
 
 
 class RunSettings(Value, frozen=True):
@@ -111,17 +116,29 @@ def run_rounds(
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[RoundRecord]:
     """Run rounds until the last one and yield their records."""
-    is_over = run.state.next_round >= run.num_rounds
+    is_over, empty_rounds = run.state.next_round >= run.num_rounds, 0
     while not is_over:
         transport.dispatch(run, transport.select(run))
         result = transport.collect(run)
         record = finish_round(run, result)
+        empty_rounds = 0 if record.merged else empty_rounds + 1
+        if empty_rounds == MAX_EMPTY_ROUNDS:
+            _warn_of_empty_rounds(record, result.tasks)
         is_over = record.digest is not None or is_stopped()
         if store is not None:
             store.append([*result.tasks, record])
             if is_over or run.state.next_round % run.settings.checkpoint_every == 0:
                 store.save(run.state)
         yield record
+
+
+def _warn_of_empty_rounds(record: RoundRecord, tasks: list[TaskRecord]) -> None:
+    """Log that training stands still, and how the tasks of the last round ended."""
+    reasons = [f"{count} {outcome}" for outcome, count in record.outcomes.items()]
+    reasons += [task.outcome for task in tasks if task.outcome.startswith("rejected: ")][:1]
+    first, last = record.round + 2 - MAX_EMPTY_ROUNDS, record.round + 1
+    how = ", ".join(reasons) or "no device was selected"
+    log.warning("no update was merged in rounds %d to %d: in the last, %s", first, last, how)
 
 
 def finish_round(run: Run, result: RoundResult) -> RoundRecord:
