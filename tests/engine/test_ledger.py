@@ -37,35 +37,35 @@ FINISHED = replace(
 )
 LATE = replace(PARTIAL, device=8, outcome="late", samples=0, steps=0, useful=0.0, up=0, loss=None)
 TASKS = [PARTIAL, FINISHED, LATE]
-RECORDS = [*TASKS, sum_tasks(0, 2.0, TASKS)]
+TOTAL = RoundRecord(
+    round=0,
+    seconds=2.0,
+    tasks=3,
+    merged=2,
+    outcomes={"finished": 1, "late": 1, "partial": 1},
+    samples=32,
+    steps=4,
+    macs=52.0,
+    useful=32.0,
+    available=60.0,
+    down=300,
+    up=200,
+    busy=1.8 + 1.6 + 1.8,
+    joules=6.0,
+    loss=0.6,
+)
+RECORDS = [*TASKS, TOTAL]
 
 
 def make_round(number, seconds):
     tasks = [replace(task, round=number) for task in TASKS]
-    return [*tasks, sum_tasks(number, seconds, tasks)]
+    return [*tasks, replace(TOTAL, round=number, seconds=seconds)]
 
 
 def test_a_round_is_the_sum_of_its_tasks():
-    total = sum_tasks(0, 2.0, TASKS)
-    assert total == RoundRecord(
-        round=0,
-        seconds=2.0,
-        tasks=3,
-        merged=2,
-        outcomes={"finished": 1, "late": 1, "partial": 1},
-        samples=32,
-        steps=4,
-        macs=52.0,
-        useful=32.0,
-        available=60.0,
-        down=300,
-        up=200,
-        busy=1.8 + 1.6 + 1.8,
-        joules=6.0,
-        loss=0.6,
-    )
-    assert total.utilisation == 32 / 60
-    assert total.accuracy is None
+    assert sum_tasks(0, 2.0, TASKS) == TOTAL
+    assert TOTAL.utilisation == 32 / 60
+    assert TOTAL.accuracy is None
     assert sum_tasks(1, 3.0, []).utilisation == 0.0
 
 

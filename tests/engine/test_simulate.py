@@ -7,6 +7,7 @@ import psutil
 import pytest
 import torch
 from tests.engine import small_runs
+from tests.engine.raw_records import check_totals
 from tests.engine.small_runs import FEDAVG, FLEET, LOCAL, SETTINGS, NoTraining, data, network, run
 from tests.methods.wrapped_method import WrappedMethod
 
@@ -164,7 +165,7 @@ def test_the_records_agree_whatever_the_rules(rules, method, tmp_path):
     settings = replace(SETTINGS, rounds=8, rules=rules)
     records = run(method, fleet=fleet, settings=settings, folder=tmp_path / "run")
     saved = list(read_records(tmp_path / "run"))
-    assert verify_records(saved) == 8
+    assert verify_records(saved) == check_totals(tmp_path / "run") == 8
     assert [record for record in saved if not isinstance(record, TaskRecord)] == records
     assert sum(record.tasks for record in records) == 8 * rules.selection_size(4)
 
@@ -210,10 +211,17 @@ def test_the_trained_params_are_those_of_the_last_record(inline_run, tmp_path):
         load_trained_params(tmp_path)
 
 
-def test_workers_restore_the_number_of_threads():
-    torch.set_num_threads(1)
-    for _ in simulate(NoTraining(), network(), data(), FLEET, rounds=1):
-        assert torch.get_num_threads() == 1
+def test_a_simulation_uses_one_thread_and_restores_their_number():
+    torch.set_num_threads(3)
+    try:
+        counts = [
+            torch.get_num_threads()
+            for _ in simulate(NoTraining(), network(), data(), FLEET, rounds=2)
+        ]
+        assert counts == [1, 1]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_the_ledger_counts_the_mini_batches_whose_budget_was_too_small(tmp_path):
