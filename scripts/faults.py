@@ -12,7 +12,9 @@ from contextlib import suppress
 
 from pliant.deploy.supervise.federation import Federation
 
-JUNK = bytes(1_000_000)
+# A valid protobuf message, so that the server reads and decodes all of it before it asks who sent
+# it: field 15, which no request has, with 2**20 zeros.
+JUNK = b"\x7a\x80\x80\x40" + bytes(2**20)
 
 
 class Proxy:
@@ -93,7 +95,7 @@ def kill_devices(
             target = rng.choice(["worker", "worker", "supernode", "all"])
             for name, pid in pids.items():
                 if target in (name, "all") and kill(pid):
-                    hits[name] += 1
+                    hits[f"killed {name}"] += 1
 
     threading.Thread(target=run, daemon=True).start()
     return hits
@@ -110,27 +112,28 @@ def kill_server(
             time.sleep(rng.uniform(*pauses))
             name = "superlink" if number % 4 == 3 else "run"
             if kill(federation.server.pids.get(name)):
-                hits[name] += 1
+                hits[f"killed {name}"] += 1
 
     threading.Thread(target=run, daemon=True).start()
     return hits
 
 
-def hang(federation: Federation, rng: random.Random, seconds: float) -> str:
-    """Suspend a process of a device for a while; return its name."""
+def suspend(federation: Federation, rng: random.Random, suspended: list[int]) -> Counter[str]:
+    """Suspend a process of a device; return its name and add it to a list."""
     name = rng.choice(["worker", "supernode"])
     pid = rng.choice(federation.devices).pids.get(name)
     if pid is None:
-        return "none"
+        return Counter()
     os.kill(pid, signal.SIGSTOP)
+    suspended.append(pid)
+    return Counter([f"suspended {name}"])
 
-    def resume() -> None:
-        time.sleep(seconds)
+
+def resume(suspended: list[int]) -> None:
+    """Resume the processes of a list and empty it."""
+    while suspended:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-
-    threading.Thread(target=resume, daemon=True).start()
-    return name
+            os.kill(suspended.pop(), signal.SIGCONT)
 
 
 def flood(port: int, seconds: float) -> Counter[str]:
@@ -139,14 +142,15 @@ def flood(port: int, seconds: float) -> Counter[str]:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     end = time.monotonic() + seconds
-    header = b"POST /v1/fleet/push-messages HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    header = b"POST /v1/fleet/push-messages HTTP/1.1\r\nHost: x\r\n"
+    header += b"Content-Type: application/protobuf\r\nContent-Length: %d\r\n\r\n" % len(JUNK)
 
     def send_junk() -> None:
         while time.monotonic() < end:
             try:
-                plain = socket.create_connection(("127.0.0.1", port), 5.0)
+                plain = socket.create_connection(("127.0.0.1", port), 300.0)
                 with context.wrap_socket(plain) as connection:
-                    connection.sendall(header % len(JUNK) + JUNK)
+                    connection.sendall(header + JUNK)
                     status = connection.recv(64).split(b"\r\n")[0]
                     replies[status.decode(errors="replace")] += 1
             except OSError as error:
