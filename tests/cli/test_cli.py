@@ -4,6 +4,7 @@ import sys
 from contextlib import suppress
 
 import pytest
+from tests.waiting import LIMIT
 
 from pliant import cli
 
@@ -179,6 +180,6 @@ def run_help_on_a_terminal(variables):
         with suppress(OSError):  # raised on Linux when the other side has closed
             while chunk := os.read(parent, 4096):
                 output += chunk
-        assert process.wait(30) == 0
+        assert process.wait(LIMIT) == 0
     os.close(parent)
     return output.decode()

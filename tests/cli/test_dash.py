@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 from tests.dashboard.written_runs import write_run
+from tests.waiting import LIMIT
 
 from pliant.cli import main
 
@@ -45,7 +46,9 @@ def test_a_taken_port_is_an_error(tmp_path, capsys):
 
 def get_status(address, **headers):
     try:
-        with DIRECT.open(urllib.request.Request(address, headers=headers), timeout=60) as response:
+        with DIRECT.open(
+            urllib.request.Request(address, headers=headers), timeout=LIMIT
+        ) as response:
             return response.status
     except urllib.error.HTTPError as error:
         with error:
@@ -68,5 +71,5 @@ def test_an_address_other_than_loopback_requires_a_token(tmp_path):
         assert get_status(f"{address[1]}api/runs", authorization="Bearer chosen-by-hand") == 200
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(LIMIT)
         process.stdout.close()

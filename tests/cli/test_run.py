@@ -2,9 +2,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
+from tests.suspended import start_suspended, wait_until_suspended
+from tests.waiting import LIMIT
 
 from pliant import cli
 
@@ -171,22 +172,21 @@ def test_wrong_input_is_a_one_line_error_and_leaves_no_folder(
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot send Ctrl-C to one process")
 def test_ctrl_c_stops_after_the_round_and_says_how_to_resume(run, folder, undisturbed, tmp_path):
     run_folder = tmp_path / "run"
-    command = [sys.executable, "-m", "pliant", "run", folder / "small.toml", "--out", run_folder]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        process.stdout.readline()
+    words = ["run", folder / "small.toml", "--out", run_folder]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start_suspended([2], *words, **pipes) as process:
+        wait_until_suspended(process)
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
+        process.send_signal(signal.SIGCONT)
+        output, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 130
     assert errors == (
         "stopping after this round (press Ctrl-C again to stop at once)\n"
         f"stopped; resume with `pliant run --resume {run_folder}`\n"
     )
-    done = 1 + output.count("\n")
-    assert done < 8
+    assert output.count("\n") == 3
     newest = max(path.name for path in (run_folder / "checkpoints").iterdir())
-    assert newest == f"{done:08d}.ckpt"
+    assert newest == "00000003.ckpt"
 
     assert run("--resume", run_folder)[0] == 0
     assert read_events(run_folder) == undisturbed

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.waiting import LIMIT
 
 from pliant import cli
 from pliant.nn.table_file import load_table
@@ -62,7 +63,7 @@ def test_the_rates_of_two_axes_are_printed_site_by_site(folder):
     picture = folder / "axes.png"
     folders = [str(folder / "macs"), str(folder / "seconds")]
     command = [sys.executable, str(SCRIPT), *folders, "--picture", str(picture)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert process.returncode == 0, process.stderr
     assert process.stdout.count("% of the full step's time") == 3
     assert picture.read_bytes().startswith(b"\x89PNG")

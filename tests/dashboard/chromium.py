@@ -7,11 +7,11 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+from tests.waiting import LIMIT, wait_until
 from websockets.sync.client import connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -34,7 +34,7 @@ def _find_installed():
 
 def _install():
     command = f"{INSTALL} update && {INSTALL} install -y --no-install-recommends chromium"
-    completed = subprocess.run(["sh", "-c", command], timeout=600, capture_output=True, text=True)
+    completed = subprocess.run(["sh", "-c", command], timeout=LIMIT, capture_output=True, text=True)
     path = _find_installed()
     if path is None:
         errors = completed.stderr.strip().splitlines()[-1:] or ["the package has no such program"]
@@ -56,30 +56,19 @@ def start_browser(folder: Path):
         command = [find_browser(), *options, "about:blank"]
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        port = wait(lambda: _read_port(folder), "the browser to start")
+        port = wait_until(lambda: _read_port(folder), "the browser to start")
         address = "ws://127.0.0.1:{}{}".format(*port)
         with connect(address, max_size=None, proxy=None, ping_interval=None) as socket:
             yield Browser(socket)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(LIMIT)
 
 
 def _read_port(folder):
     path = folder / "DevToolsActivePort"
     lines = path.read_text().splitlines() if path.exists() else []
     return lines if len(lines) == 2 else None
-
-
-def wait(condition, description, seconds=60):  # long enough for a busy machine
-    """Return the first true value of a condition; fail if there is none in time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"waited {seconds} s without success for {description}")
 
 
 class Browser:
@@ -96,7 +85,7 @@ class Browser:
         message = {"id": number, "method": method, "params": values}
         self._socket.send(json.dumps(message | ({"sessionId": session} if session else {})))
         while True:
-            reply = json.loads(self._socket.recv(timeout=60))
+            reply = json.loads(self._socket.recv(timeout=LIMIT))
             if reply.get("id") == number:
                 if "error" in reply:
                     raise AssertionError(f"{method}: {reply['error']}")
@@ -139,9 +128,9 @@ class Page:
             raise AssertionError(f"{code}: {reply['exceptionDetails']}")
         return reply["result"].get("value")
 
-    def until(self, code, seconds=60):
+    def until(self, code):
         """Wait until an expression is true."""
-        return wait(lambda: self.run(code), code, seconds)
+        return wait_until(lambda: self.run(code), code)
 
     def resize(self, width, height, *, is_phone=False):
         self.call(

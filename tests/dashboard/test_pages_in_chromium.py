@@ -6,12 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import pytest
-from tests.dashboard.chromium import find_browser, start_browser, wait
+from tests.dashboard.chromium import find_browser, start_browser
 from tests.dashboard.written_runs import make_lines, write_run
+from tests.suspended import start_suspended, wait_until_suspended
+from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="install Chromium to test the pages")
 ENVIRONMENT = {
@@ -42,7 +43,7 @@ def serve(folder, port=0):
         yield process.stdout.readline().strip()
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) in (0, 130)
+        assert process.wait(LIMIT) in (0, 130)
         process.stdout.close()
 
 
@@ -175,9 +176,11 @@ def test_the_list_can_be_filtered(page):
 
 
 @contextmanager
-def start_run(out, folder):
+def start_run(out, folder, rounds):
+    """Start a run that suspends itself before these rounds."""
     (folder / "small.toml").write_text(EXPERIMENT)
-    process = start_pliant("run", folder / "small.toml", "--out", out, stdout=subprocess.DEVNULL)
+    words = ["run", folder / "small.toml", "--out", out]
+    process = start_suspended(rounds, *words, stdout=subprocess.DEVNULL)
     try:
         yield process
     finally:
@@ -188,16 +191,15 @@ def start_run(out, folder):
 def test_an_active_run_is_followed(browser, folder, address, tmp_path):
     page = browser.open(address)
     page.until("document.querySelectorAll('#chart .curve').length === 3")
-    with start_run(folder / "live", tmp_path) as process:
-        follow_run(page, process, folder / "live")
+    with start_run(folder / "live", tmp_path, rounds=[1, 4]) as process:
+        follow_run(page, process)
     page.save_screenshot(tmp_path / "live.png")
     assert page.get_errors() == []
     page.close()
 
 
-def follow_run(page, process, folder):
-    rounds = pause_run(process, folder, 1)  # so that a fast machine does not outrun the page
-    assert rounds < ROUNDS
+def follow_run(page, process):
+    wait_until_suspended(process)
     item = "[...document.querySelectorAll('#list li')].find(li => li.textContent.includes('live'))"
     page.until(f"{item} !== undefined")
     page.run(f"{item}.querySelector('input').click()")
@@ -207,27 +209,15 @@ def follow_run(page, process, folder):
         "[...document.querySelectorAll('#newest tr')].find(tr => tr.textContent.startsWith('live'))"
     )
     rounds_on_page = f"Number(({row})?.cells[1].textContent ?? 0)"
-    page.until(f"{rounds_on_page} === {rounds}")
+    page.until(f"{rounds_on_page} === 1")
     process.send_signal(signal.SIGCONT)
-    rounds = pause_run(process, folder, rounds + 1)
-    page.until(f"{rounds_on_page} === {rounds}")
+    page.until(f"{rounds_on_page} === 4")
+    wait_until_suspended(process)
     process.send_signal(signal.SIGCONT)
     page.until(f"{rounds_on_page} === {ROUNDS}")
-    assert process.wait(60) == 0
+    assert process.wait(LIMIT) == 0
     page.until("document.querySelector('#lanes-text').textContent.startsWith('Rounds 6 to 8')")
     page.until(f"{item}.textContent.includes('finished')")
-
-
-def pause_run(process, folder, rounds):
-    """Pause a run after at least this many rounds and return how many it has written."""
-    path = folder / "events.jsonl"
-
-    def count_rounds():
-        return path.read_bytes().count(b'"type":"round"') if path.exists() else 0
-
-    wait(lambda: count_rounds() >= rounds, f"round {rounds}", 180)
-    process.send_signal(signal.SIGSTOP)
-    return count_rounds()
 
 
 def test_the_front_of_a_search_grows(browser, tmp_path):
@@ -274,7 +264,7 @@ def test_the_report_is_self_contained(browser, tmp_path):
     process = start_pliant(
         "report", tmp_path / "runs", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    path = process.communicate(timeout=180)[0].strip()
+    path = process.communicate(timeout=LIMIT)[0].strip()
     assert process.returncode == 0
     page = browser.open(f"file://{path}")
     page.until("document.readyState === 'complete' && document.images.length > 4")
@@ -287,7 +277,6 @@ def test_the_report_is_self_contained(browser, tmp_path):
     page.set_scheme("dark")
     assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 25, 31)"
     page.resize(360, 740, is_phone=True)
-    time.sleep(0.2)
-    assert page.run("document.documentElement.scrollWidth") <= 360
+    page.until("document.documentElement.scrollWidth <= 360")
     assert page.get_errors() == []
     page.close()

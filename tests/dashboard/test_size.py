@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.dashboard.chromium import find_browser, start_browser
 from tests.dashboard.written_runs import HEADER_LINE, make_lines, write_run
+from tests.waiting import LIMIT
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,5 +50,5 @@ def test_a_thousand_runs_and_200_megabytes(folder, tmp_path):
         assert int(peak) < 300_000  # kB
     finally:
         server.send_signal(signal.SIGINT)
-        server.wait(60)
+        server.wait(LIMIT)
         server.stdout.close()

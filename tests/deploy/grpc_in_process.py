@@ -4,6 +4,7 @@ import threading
 from contextlib import contextmanager, suppress
 
 import torch
+from tests.waiting import LIMIT
 
 from pliant.deploy.device.host import Limits
 from pliant.deploy.grpc import device as device_module
@@ -66,7 +67,7 @@ def make_experiment(folder, method="adasplit", *, fields=None, **others):
         "method": {"type": method, "local": {"batch": 8}} | (fields or {}),
         "network": {"name": f"{folder}/tiny.py:network"},
         "data": {"name": f"{folder}/tiny.py:source", "proxy": 10},
-        "fleet": {"size": 3, "round_seconds": 60.0},
+        "fleet": {"size": 3, "round_seconds": LIMIT},
         "rounds": 2,
         "evaluation": {"every": 2, "statistics": {"type": "running"}},
     }
@@ -121,7 +122,7 @@ def connect_devices(devices, port, folder, keys=None):
         for client in list(clients.values()):
             client.stop()
         for thread in threads:
-            thread.join(10)
+            thread.join(LIMIT)
 
 
 def make_client(device, port, keys=None, process="original"):
@@ -132,7 +133,7 @@ def make_client(device, port, keys=None, process="original"):
 
 
 def make_server_run(experiment, keys=None, port=0, **options):
-    fields = {"allowance": 30.0, "patience": 60.0, "pace": "simulated"} | options
+    fields = {"allowance": LIMIT, "patience": LIMIT, "pace": "simulated"} | options
     return SplitServerRun(
         experiment, ServerSettings(**fields), address=f"127.0.0.1:{port}", keys=keys
     )

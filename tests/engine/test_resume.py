@@ -16,6 +16,7 @@ from tests.engine.small_runs import (
     network,
     run,
 )
+from tests.waiting import LIMIT
 
 from pliant.data import Iid
 from pliant.data.federated import TrainTestData
@@ -183,7 +184,7 @@ def test_a_run_whose_learning_rate_depends_on_the_rounds_keeps_their_number(tmp_
 def test_kills_change_nothing(runs, kills):
     command = [sys.executable, SCRIPTS / "kill_resume.py", "--fork", "--runs", runs]
     command += ["--kills", str(kills)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert (process.returncode, process.stderr) == (0, "")
     assert process.stdout.startswith(f"{kills} kills (")
     assert "one SHA-256" in process.stdout

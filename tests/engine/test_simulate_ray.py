@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.waiting import LIMIT
 from tests.workers.test_ray_backend import cluster, pytestmark  # noqa: F401 - a fixture and a skip mark
 
 RUN = """
@@ -56,7 +57,7 @@ def test_two_ray_nodes_write_the_files_of_inline(cluster, arguments, text, files
         command = [sys.executable, "-m", "pliant", *arguments, experiment, f"workers={{{workers}}}"]
         command += ["--out", folder]
         process = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=240
+            command, env=environment, capture_output=True, text=True, timeout=LIMIT
         )
         assert process.returncode == 0, process.stderr
         contents.append([(folder / name).read_bytes() for name in files])

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
+from tests.suspended import start_suspended, wait_until_suspended
+from tests.waiting import LIMIT
 
 from pliant.analysis.runs import load_runs
 from pliant.cli import main
@@ -141,10 +141,10 @@ def test_two_processes_give_the_same_network(spec, tmp_path):
 def test_a_killed_run_resumes_to_the_same_network(spec, tmp_path):
     digest = run(spec, tmp_path / "whole")
     folder = tmp_path / "killed"
-    with pliant("run", spec, "--out", folder, cwd=tmp_path) as process:
-        while process.poll() is None and not any(folder.glob("checkpoints/*")):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
+    with start_suspended([2], "run", spec, "--out", folder, stdout=subprocess.DEVNULL) as process:
+        wait_until_suspended(process)
+        process.kill()
+    assert sum(isinstance(record, RoundRecord) for record in read_records(folder)) == 2
     assert main(["run", "--resume", str(folder)]) == 0
     assert read_digest(folder) == digest
 
@@ -170,7 +170,7 @@ def test_a_federation_of_real_processes_gives_the_same_network(spec, tmp_path):
     folder = tmp_path / "served"
     words = ["deploy", "up", spec, "--pace", "simulated", "--port", port, "--out", folder]
     with pliant(*words, cwd=tmp_path) as process:
-        assert process.wait(600) == 0, process.stderr.read().decode()
+        assert process.wait(2 * LIMIT) == 0, process.stderr.read().decode()
     assert read_digest(folder) == digest
 
 

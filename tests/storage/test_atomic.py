@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.waiting import LIMIT
 
 from pliant.storage import atomic
 
@@ -97,7 +98,7 @@ def test_a_kill_in_the_middle_leaves_the_old_file(path):
     with writer:
         assert writer.stdout.readline() == b"half way\n"
         writer.send_signal(signal.SIGKILL)
-        assert writer.wait(10) == -signal.SIGKILL
+        assert writer.wait(LIMIT) == -signal.SIGKILL
     assert path.read_bytes() == b"old"
     atomic.write_bytes(path, b"new")
     assert path.read_bytes() == b"new"

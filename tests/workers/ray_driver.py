@@ -5,9 +5,9 @@ The tests run it in a separate process, because Ray reads its token on import.
 
 import json
 import sys
-import time
 
 import ray
+from tests.waiting import wait_until
 from tests.workers.worker_jobs import Train, build_context, initial_params, run_rounds, train
 
 from pliant.workers.pool import RayWorkers, open_pool
@@ -24,9 +24,13 @@ def train_and_name_node(net, shared, job):
 
 def find_nodes(pool):
     """Run jobs until two nodes have taken part, as actors start at different times."""
-    end, nodes = time.monotonic() + 60.0, set()
-    while len(nodes) < 2 and time.monotonic() < end:
-        nodes |= {result["node"] for result in pool.run(JOBS, initial_params())}
+    nodes = set()
+
+    def has_both():
+        nodes.update(result["node"] for result in pool.run(JOBS, initial_params()))
+        return len(nodes) == 2
+
+    wait_until(has_both, "a job on each node")
     return sorted(nodes)
 
 

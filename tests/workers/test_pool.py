@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from tests.waiting import LIMIT, wait_until
 from tests.workers import worker_jobs
 from tests.workers.worker_jobs import Train, build_context, execute, no_context, run_rounds, train
 
@@ -240,13 +240,13 @@ def test_ctrl_c_stops_the_busy_workers_and_leaves_the_pool_usable(pool, tmp_path
     started = tmp_path / "started"
 
     def interrupt():
-        _wait_for(lambda: started.exists() and started.read_text())
+        wait_until(lambda: started.exists() and started.read_text(), "the job to start")
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        pool.run([("sleep", str(started), 60.0)], {})
+        pool.run([("sleep", str(started), LIMIT)], {})
     thread.join()
     assert not psutil.pid_exists(int(started.read_text()))
     assert pool.run([("echo", 5)], {}) == [5]
@@ -266,7 +266,7 @@ if __name__ == "__main__":
     pool = context.__enter__()
     assert pool.run([("echo", 1)], {"weight": torch.zeros(10)}) == [1]
     if len(sys.argv) > 2:
-        pool.run([("sleep", sys.argv[2], 60.0)], {"weight": torch.zeros(10)})
+        pool.run([("sleep", sys.argv[2], 3600.0)], {"weight": torch.zeros(10)})
 """
 
 
@@ -285,7 +285,7 @@ def start_script(tmp_path, *arguments, script=SCRIPT):
 def run_script(tmp_path, folder, script=SCRIPT):
     with start_script(tmp_path, folder, script=script) as parent:
         try:
-            _, errors = parent.communicate(timeout=60)
+            _, errors = parent.communicate(timeout=LIMIT)
         finally:
             parent.kill()
     return parent.returncode, errors
@@ -295,12 +295,12 @@ def test_workers_of_a_killed_parent_stop_in_the_middle_of_a_job(folder, tmp_path
     started = tmp_path / "started"
     with start_script(tmp_path, folder, started) as parent:
         try:
-            _wait_for(lambda: started.exists() and started.read_text())
+            wait_until(lambda: started.exists() and started.read_text(), "the job to start")
             worker = psutil.Process(int(started.read_text()))
         finally:
             parent.kill()
         parent.wait()
-        worker.wait(10)
+        worker.wait(LIMIT)
 
 
 def test_a_pool_that_is_never_closed_does_not_block_exit(folder, tmp_path):
@@ -314,10 +314,3 @@ def test_a_script_without_a_main_guard_is_an_error(folder, tmp_path):
     assert returncode == 1
     assert 'under `if __name__ == "__main__":`' in errors
     assert errors.splitlines()[-1].endswith("died while starting (last: exit code 1)")
-
-
-def _wait_for(condition, seconds=30.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.02)

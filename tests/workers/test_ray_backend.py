@@ -5,12 +5,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.waiting import LIMIT, wait_until
 from tests.workers.worker_jobs import Train, build_context, execute, no_context, run_rounds, train
 
 from pliant.workers.pool import InlineWorkers, RayWorkers, open_pool
@@ -58,12 +58,12 @@ def free_ports(count):
     return ports
 
 
-def wait_for_line(log, text, process, seconds=60.0):
-    end = time.monotonic() + seconds
-    while text not in log.read_text():
+def wait_for_line(log, text, process):
+    def has_line():
         assert process.poll() is None, log.read_text()
-        assert time.monotonic() < end, log.read_text()
-        time.sleep(0.1)
+        return text in log.read_text()
+
+    wait_until(has_line, f"{text!r} in {log}")
 
 
 def stop(nodes):
@@ -74,16 +74,16 @@ def stop(nodes):
     for node in reversed(nodes):
         node.terminate()
     for node in nodes:
-        node.wait(20)
+        node.wait(LIMIT)
     _, alive = psutil.wait_procs(children, timeout=10)
     for process in alive:
         process.kill()
-    psutil.wait_procs(alive, timeout=10)
+    psutil.wait_procs(alive, timeout=LIMIT)
 
 
 def run_driver(address, environment, folder):
     command = [sys.executable, HERE / "ray_driver.py", address, folder]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
 
 
 def test_two_nodes_give_the_bits_of_inline_with_and_without_a_kill(cluster, tmp_path):

@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT
 
 from pliant.data.download.fetch import DownloadError, download_file
 
@@ -49,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         end = len(BODY) if self.server.stop_after is None else self.server.stop_after
         self.wfile.write(BODY[start:end])
         if self.server.hang is not None:
-            self.server.hang.wait(5)
+            self.server.hang.wait(LIMIT)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -100,7 +101,7 @@ def test_a_silent_server_counts_as_a_lost_connection(server, tmp_path):
     target = tmp_path / "set.bin"
     server.stop_after, server.hang = 1000, threading.Event()
     with pytest.raises(DownloadError, match="connection lost after 1000 bytes"):
-        download_file(server.url(), DIGEST, target, timeout=0.2)
+        download_file(server.url(), DIGEST, target, timeout=3.0)
     server.hang.set()
     assert part_file(target).read_bytes() == BODY[:1000]
 

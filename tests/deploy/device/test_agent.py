@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from tests.deploy.in_process import make_context, make_devices, make_experiment
+from tests.waiting import LIMIT, wait_until
 
 from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device import agent as agent_module
@@ -99,22 +100,20 @@ def test_a_worker_measures_how_long_a_request_was_queued(tmp_path):
         def handle_request(self, raw, queued):
             queue_times.append(queued)
             if raw == b"first":
-                assert both_sent.wait(60.0)
+                assert both_sent.wait(LIMIT)
                 time.sleep(0.05)
             return raw
 
     path = tmp_path / "socket"
-    setup = DeviceSetup(0, str(tmp_path), Limits(), socket=str(path), idle_seconds=0.5)
-    worker = threading.Thread(target=run_worker, args=(setup, SlowAgent))
-    worker.start()
-    while not path.exists():
-        time.sleep(0.01)
+    setup = DeviceSetup(0, str(tmp_path), Limits(), socket=str(path), idle_seconds=LIMIT)
+    # it would end after the idle time only
+    threading.Thread(target=run_worker, args=(setup, SlowAgent), daemon=True).start()
+    wait_until(path.exists, "the worker to listen")
     with Client(str(path), "AF_UNIX") as first, Client(str(path), "AF_UNIX") as second:
         first.send_bytes(ARRIVAL_HEADER.pack(time.monotonic()) + b"first")
         second.send_bytes(ARRIVAL_HEADER.pack(time.monotonic()) + b"second")
         both_sent.set()
         assert (first.recv_bytes(), second.recv_bytes()) == (b"first", b"second")
-    worker.join()
     assert queue_times[0] == 0.0
     assert queue_times[1] >= 0.05
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.deploy.in_process import compute_simulated_digest, make_experiment
+from tests.waiting import LIMIT
 
 # importing Flower's old Typer warns under a new Click
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -115,7 +116,7 @@ def test_flwr_run_simulates_the_example(tmp_path):
             env=env,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=LIMIT,
             check=False,
         )
     finally:

@@ -4,7 +4,6 @@ import logging
 import queue
 import socket
 import threading
-import time
 from contextlib import suppress
 
 import grpc
@@ -17,6 +16,7 @@ from tests.deploy.grpc_in_process import (
     make_server_run,
     simulate_rounds,
 )
+from tests.waiting import LIMIT, wait_until
 
 from pliant.deploy.grpc import client, server
 from pliant.deploy.grpc.channel import DeviceChannel
@@ -58,15 +58,14 @@ def test_the_second_is_refused_in_one_line_and_the_first_trains_on(tmp_path, mon
 
         def handle_request(self, request, tensors):
             if self.number == 1 and request.number == 3:
-                is_refused.wait(60)
+                is_refused.wait(LIMIT)
             return super().handle_request(request, tensors)
 
     experiment = make_experiment(tmp_path, "split", rounds=1)
     server_run = make_server_run(experiment)
 
     def run_duplicate():
-        while not server_run.channels[1].is_in_round:
-            time.sleep(0.02)
+        wait_until(lambda: server_run.channels[1].is_in_round, "the round to start")
         [duplicate] = make_devices([1], tmp_path / "elsewhere").values()
         try:
             make_client(duplicate, server_run.grpc_server.port, process="duplicate").run()
@@ -82,7 +81,7 @@ def test_the_second_is_refused_in_one_line_and_the_first_trains_on(tmp_path, mon
         connect_devices(devices, server_run.grpc_server.port, tmp_path),
     ):
         [record] = server_run.run_rounds(tmp_path / "run")
-    thread.join(10)
+    thread.join(LIMIT)
     reason = "expected one device with this number, got a second"
     assert refusals == [f"127.0.0.1:{server_run.grpc_server.port} refuses: device 1: {reason}"]
     # each side logs it once, whatever the number of attempts
@@ -129,7 +128,7 @@ class BlackHoleProxy:
 
 def test_a_stream_whose_peer_is_gone_keeps_no_device_out(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "KEEPALIVE_MS", 1000)
-    monkeypatch.setattr(server, "PING_TIMEOUT_MS", 1000)
+    monkeypatch.setattr(server, "PING_TIMEOUT_MS", 5000)
     server_run = make_server_run(make_experiment(tmp_path, rounds=1))
     server_run.grpc_server.start()
     proxy, outgoing = BlackHoleProxy(server_run.grpc_server.port), queue.Queue()
@@ -143,12 +142,9 @@ def test_a_stream_whose_peer_is_gone_keeps_no_device_out(tmp_path, monkeypatch):
             proxy.is_broken.set()
             devices = make_devices([0], tmp_path)
             with connect_devices(devices, server_run.grpc_server.port, tmp_path):
-                end = time.monotonic() + 20
-                while not server_run.channels[0].is_ready and time.monotonic() < end:
-                    time.sleep(0.02)
+                wait_until(lambda: server_run.channels[0].is_ready, "the device to join")
             outgoing.put(None)
             call.cancel()
-        assert time.monotonic() < end
     finally:
         proxy.close()
         server_run.grpc_server.close()

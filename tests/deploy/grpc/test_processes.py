@@ -9,6 +9,7 @@ import time
 import pytest
 from tests.deploy.grpc_in_process import make_experiment, simulate_rounds
 from tests.deploy.supervise.test_federation import find_free_port, find_processes
+from tests.waiting import LIMIT, wait_until
 
 from pliant.deploy.device.host import Limits
 from pliant.deploy.security.certificates import make_device_key, make_keys
@@ -52,7 +53,7 @@ def test_three_processes_reach_the_simulated_weights_and_strangers_stay_out(tmp_
         command = [sys.executable, "-m", "pliant", "device", "--server", f"127.0.0.1:{port}"]
         command += ["--number", "9", "--keys", str(key.parents[2]), "--state", str(tmp_path / "9")]
         completed = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=300
+            command, capture_output=True, text=True, check=False, timeout=LIMIT
         )
         assert completed.returncode == 2
         [line] = completed.stderr.splitlines()
@@ -64,8 +65,7 @@ def test_three_processes_reach_the_simulated_weights_and_strangers_stay_out(tmp_
         federation.close()
     assert records[-1].digest == simulate_rounds(experiment)[-1].digest
     assert verify_records(read_records(tmp_path / "run")) == 2
-    time.sleep(2.0)
-    assert find_processes(tmp_path) == []
+    wait_until(lambda: not find_processes(tmp_path), "all processes to end")
 
 
 def is_up(port, ca):

@@ -13,6 +13,7 @@ from tests.deploy.grpc_in_process import (
     make_server_run,
     simulate_rounds,
 )
+from tests.waiting import LIMIT
 
 from pliant.deploy.grpc import server
 from pliant.deploy.grpc.client import GrpcClient
@@ -96,7 +97,7 @@ def test_the_run_continues_whatever_a_stranger_sends(tmp_path):
                 list(call)
             assert refusal.value.code().name == code
     with connect_devices(make_devices(range(3), tmp_path), server_run.grpc_server.port, tmp_path):
-        thread.join(60)
+        thread.join(LIMIT)
     assert records[-1].digest == simulate_rounds(experiment)[-1].digest
 
 

@@ -7,6 +7,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from tests.waiting import LIMIT
 
 from pliant.deploy.security import probe
 from pliant.deploy.security.certificates import make_keys
@@ -40,7 +41,7 @@ def serve_connections(handle):
         thread.start()
         yield listener.getsockname()[1]
         listener.shutdown(socket.SHUT_RDWR)
-    thread.join(5)
+    thread.join(LIMIT)
 
 
 def make_tls_handler(keys):
@@ -49,7 +50,7 @@ def make_tls_handler(keys):
     context.set_alpn_protocols(["h2"])
 
     def handle(connection):
-        connection.settimeout(5)
+        connection.settimeout(LIMIT)
         with context.wrap_socket(connection, server_side=True) as secure:
             secure.recv(1)
 

@@ -16,6 +16,7 @@ from tests.deploy.in_process import (
 )
 from tests.deploy.supervise.test_federation import PATIENT, find_free_port
 from tests.methods.wrapped_method import WrappedMethod
+from tests.waiting import LIMIT, wait_until
 
 from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device.host import DeviceSetup, Limits
@@ -53,14 +54,12 @@ def check_records(records, experiment):
 def test_a_process_that_sends_every_kind_of_bad_reply_changes_nothing(tmp_path):
     experiment = make_experiment(rounds=len(BAD_REPLIES))
     path = str(tmp_path / "socket")
-    setup = DeviceSetup(1, str(tmp_path / "bad"), Limits(), socket=path)
+    setup = DeviceSetup(1, str(tmp_path / "bad"), Limits(), socket=path, idle_seconds=LIMIT)
     with subprocess.Popen(make_command(PROGRAM, setup), cwd=ROOT) as process:
         try:
 
             def call_worker(request):
-                end = time.monotonic() + 60
-                while not Path(path).exists() and time.monotonic() < end:
-                    time.sleep(0.05)
+                wait_until(Path(path).exists, "the worker to listen")
                 with Client(path, family="AF_UNIX") as connection:
                     connection.send_bytes(ARRIVAL_HEADER.pack(time.monotonic()) + request)
                     return connection.recv_bytes()

@@ -4,12 +4,12 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from tests.deploy.in_process import compute_simulated_digest, make_experiment
+from tests.waiting import wait_until
 
 from pliant.deploy.device.host import Limits
 from pliant.deploy.security.certificates import make_device_key, make_keys
@@ -54,8 +54,7 @@ def test_a_federation_with_tls_and_keys_ends_with_the_simulated_weights(tmp_path
         records = list(federation.watch())
     assert verify_records(read_records(tmp_path / "run")) == 2
     assert records[-1].digest == compute_simulated_digest(experiment)
-    time.sleep(2.0)
-    assert find_processes(tmp_path) == []
+    wait_until(lambda: not find_processes(tmp_path), "all processes to end")
 
 
 def test_killed_processes_are_restarted_and_no_merged_update_is_lost(tmp_path):

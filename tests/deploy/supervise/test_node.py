@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,7 +36,7 @@ def start_fakes(monkeypatch, lines, exit_code):
         return FakeProcess(log, lines, None if is_idle else exit_code)
 
     monkeypatch.setattr(node, "ChildProcess", start)
-    monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.0)
 
 
 @pytest.fixture
@@ -46,7 +47,11 @@ def device(tmp_path):
 
 
 def test_a_refused_device_warns_once_and_ends(device, monkeypatch, caplog):
-    monkeypatch.setattr(node, "ADMISSION_SECONDS", 0.5)
+    now = [1.0]
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds)
+    )
+    monkeypatch.setattr(node, "time", clock)
     start_fakes(monkeypatch, "[code: 2004] Failed to activate SuperNode.\nfor more", 1)
     device.start()
     with (

@@ -9,6 +9,7 @@ from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
+from tests.waiting import LIMIT
 
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise import server as server_module
@@ -82,7 +83,7 @@ def test_a_killed_server_leaves_its_folder_unlocked(tmp_path, ports):
         "import os, sys; from pathlib import Path; from pliant.storage.run_lock import RunLock\n"
         "lock = RunLock(Path(sys.argv[1]), 'server.lock'); os._exit(9)"
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=LIMIT)
     assert (tmp_path / "server.lock").read_text() != str(os.getpid())
     with ServerSupervisor("split", tmp_path, ServerSettings(), port=ports[0]):
         assert (tmp_path / "server.lock").read_text() == str(os.getpid())

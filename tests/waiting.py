@@ -1,0 +1,14 @@
+"""Wait for an event as long as a busy machine may need."""
+
+import time
+
+LIMIT = 600.0  # seconds; only a failure takes that long
+
+
+def wait_until(condition, description):
+    """Return the first true value of a condition."""
+    end = time.monotonic() + LIMIT
+    while not (value := condition()):
+        assert time.monotonic() < end, f"waited {LIMIT:g} s for {description}"
+        time.sleep(0.02)
+    return value
