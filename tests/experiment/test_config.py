@@ -1,7 +1,8 @@
-import msgspec
 import pytest
 
 from pliant.devices import ChangingTrace, Fleet
+from pliant.engine.evaluation import Evaluation
+from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
 from pliant.experiment.build import build_experiment
 from pliant.experiment.config import (
@@ -13,6 +14,7 @@ from pliant.experiment.config import (
     start_run,
 )
 from pliant.methods import Distreal, FedAvg
+from pliant.methods.validation import ValidationPolicy
 from pliant.params import digest, get_params
 from pliant.value import decode, encode
 from pliant.workers.pool import InlineWorkers, ProcessWorkers
@@ -57,10 +59,20 @@ def test_a_file_becomes_an_experiment(spec):
 
 
 def test_the_settings_have_every_field_of_the_same_name():
-    experiment = Experiment(FedAvg(), Fleet(size=2), rounds=7, per_round=3, seed=5)
-    names = [field.name for field in msgspec.structs.fields(experiment.settings)]
-    for name in names:
-        assert getattr(experiment.settings, name) == getattr(experiment, name)
+    changed = {
+        "rounds": 7,
+        "per_round": 3,
+        "seed": 5,
+        "select": "available",
+        "rules": RoundRules(late="wait"),
+        "evaluation": Evaluation(every=3),
+        "checkpoint_every": 2,
+        "guard": ValidationPolicy(norm=2.0),
+    }
+    assert set(changed) == set(RunSettings.__struct_fields__)
+    experiment = Experiment(FedAvg(), Fleet(size=2), **changed)
+    for name, value in changed.items():
+        assert getattr(experiment.settings, name) == value != getattr(RunSettings(), name)
 
 
 def test_the_command_line_overrides_the_file(spec):

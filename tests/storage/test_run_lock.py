@@ -51,7 +51,9 @@ def test_a_closed_store_can_be_opened_again(tmp_path):
 
 def test_a_child_process_does_not_keep_the_lock(tmp_path):
     lock = RunLock(tmp_path)
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False
+    )
     try:
         lock.release()
         RunLock(tmp_path).release()
