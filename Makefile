@@ -13,6 +13,10 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; d
 # One thread per process: tests and workers run side by side, and results do not depend on the count.
 export OMP_NUM_THREADS := 1
 
+# More processes than the two cores that this was tuned for: the longest tests mostly wait. A file's
+# tests share their fixtures, so they stay together.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -rs -m "not slow"
+
 .PHONY: help demo test check docs lock clean
 
 help: ## list these commands
@@ -23,7 +27,7 @@ demo: $(VENV)/.pliant ## run the main job on the embedded digits
 
 test: check ## run the checks, then every test that is not marked slow
 	@echo "· tests"
-	@$(BIN)/python -m pytest -n 2 -rs -m "not slow"
+	@$(PYTEST)
 
 check: $(VENV)/.pliant $(VENV)/.dev ## format, lint, types and layers
 	@echo "· ruff, mypy, import-linter"

@@ -14,7 +14,10 @@ from tests.dashboard.written_runs import make_lines, write_run
 from tests.suspended import start_suspended, wait_until_suspended
 from tests.waiting import LIMIT
 
-pytestmark = pytest.mark.skipif(find_browser() is None, reason="install Chromium to test the pages")
+pytestmark = [
+    pytest.mark.waits,
+    pytest.mark.skipif(find_browser() is None, reason="install Chromium to test the pages"),
+]
 ENVIRONMENT = {
     key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")
 }

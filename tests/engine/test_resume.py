@@ -180,6 +180,7 @@ def test_a_run_whose_learning_rate_depends_on_the_rounds_keeps_their_number(tmp_
     assert read_files(tmp_path) == before
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize(("runs", "kills"), [("federated", 10), ("split", 5)])
 def test_kills_change_nothing(runs, kills):
     command = [sys.executable, SCRIPTS / "kill_resume.py", "--fork", "--runs", runs]

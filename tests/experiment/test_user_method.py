@@ -162,6 +162,7 @@ def test_it_is_compared_reported_and_listed(spec, tmp_path, capsys):
     assert "Remembering" in {summary.method for summary in index.list_summaries()}
 
 
+@pytest.mark.waits
 def test_a_federation_of_real_processes_gives_the_same_network(spec, tmp_path):
     digest = run(spec, tmp_path / "simulated")
     with socket.socket() as probe:

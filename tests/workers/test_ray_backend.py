@@ -19,7 +19,10 @@ HERE = Path(__file__).parent
 START = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
 START += ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000"]
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+pytestmark = [
+    pytest.mark.waits,
+    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed"),
+]
 
 
 @pytest.fixture(scope="module")

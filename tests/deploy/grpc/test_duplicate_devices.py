@@ -32,6 +32,8 @@ from pliant.deploy.grpc.frames import (
 from pliant.engine.ledger import TaskRecord
 from pliant.engine.run_store import read_records
 
+pytestmark = pytest.mark.waits
+
 
 def test_a_channel_serves_one_process_at_a_time():
     channel = DeviceChannel(0, timeout=1.0)

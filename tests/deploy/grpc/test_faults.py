@@ -21,6 +21,8 @@ from pliant.deploy.grpc.device import SplitDevice
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.run_store import read_records
 
+pytestmark = pytest.mark.waits
+
 FIELDS = {"splitfed": {"version": 2}, "adasplit": {"kappa": 0.5}}
 
 

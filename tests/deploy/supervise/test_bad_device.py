@@ -27,6 +27,8 @@ from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.engine.ledger import RoundRecord, TaskRecord, verify_records
 from pliant.engine.run_store import read_records
 
+pytestmark = pytest.mark.waits
+
 ROOT = Path(__file__).parents[3]
 PROGRAM = "tests.deploy.bad_replies"
 

@@ -21,6 +21,8 @@ from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.run_store import read_records
 from pliant.storage.run_lock import RunLock
 
+pytestmark = pytest.mark.waits
+
 PATIENT = ServerSettings(allowance=300.0, patience=500.0)
 REFUSALS = {  # in the log of a SuperNode
     "unknown": "Failed to activate SuperNode",
@@ -48,23 +50,13 @@ def find_processes(folder):
     return commands
 
 
-def test_a_federation_with_tls_and_keys_ends_with_the_simulated_weights(tmp_path):
+def test_a_federation_whose_processes_are_killed_ends_with_the_simulated_weights(tmp_path):
     keys = tmp_path / "keys"
     make_keys(keys, devices=3)
-    experiment = make_experiment(fleet={"round_seconds": 120.0})
+    experiment = make_experiment(fleet={"round_seconds": 120.0}, rounds=3)
     federation = Federation(
         experiment, tmp_path / "run", settings=PATIENT, port=find_free_port(), keys=keys
     )
-    with federation:
-        records = list(federation.watch())
-    assert verify_records(read_records(tmp_path / "run")) == 2
-    assert records[-1].digest == compute_simulated_digest(experiment)
-    wait_until(lambda: not find_processes(tmp_path), "all processes to end")
-
-
-def test_killed_processes_are_restarted_and_no_merged_update_is_lost(tmp_path):
-    experiment = make_experiment(fleet={"round_seconds": 120.0}, rounds=3)
-    federation = Federation(experiment, tmp_path / "run", settings=PATIENT, port=find_free_port())
     with federation:
         for record in federation.watch():
             if record.round == 0:
@@ -76,6 +68,7 @@ def test_killed_processes_are_restarted_and_no_merged_update_is_lost(tmp_path):
     outcomes = {task.outcome for task in records if isinstance(task, TaskRecord)}
     assert outcomes == {"finished"}
     assert record.digest == compute_simulated_digest(experiment)
+    wait_until(lambda: not find_processes(tmp_path), "all processes to end")
 
 
 def test_unknown_devices_are_refused(tmp_path):
