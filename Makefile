@@ -17,10 +17,10 @@ export OMP_NUM_THREADS := 1
 # tests share their fixtures, so they stay together.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -rs -m "not slow"
 
-.PHONY: help demo test check docs lock clean
+.PHONY: help demo test coverage check docs lock clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.pliant ## run the main job on the embedded digits
 	@$(BIN)/pliant demo
@@ -28,6 +28,9 @@ demo: $(VENV)/.pliant ## run the main job on the embedded digits
 test: check ## run the checks, then every test that is not marked slow
 	@echo "· tests"
 	@$(PYTEST)
+
+coverage: $(VENV)/.pliant $(VENV)/.dev ## run the same tests and fail below the floor in pyproject.toml
+	@$(PYTEST) --cov --cov-report=term
 
 check: $(VENV)/.pliant $(VENV)/.dev ## format, lint, types and layers
 	@echo "· ruff, mypy, import-linter"
@@ -43,7 +46,7 @@ lock: $(VENV)/.pliant $(VENV)/.dev ## write the lock files anew from what .venv 
 	@$(BIN)/python requirements/lock.py
 
 clean: ## remove .venv and caches; runs and data stay
-	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist site
+	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage* dist site
 	@find src tests requirements -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is touched when its step is done, so that a second run installs nothing.
