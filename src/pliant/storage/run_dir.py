@@ -110,7 +110,7 @@ def _find_commit(package: Path) -> str | None:
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
-        completed = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return completed.stdout.strip() or None
