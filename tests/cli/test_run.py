@@ -2,6 +2,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 from tests.suspended import start_suspended, wait_until_suspended

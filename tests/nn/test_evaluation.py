@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -20,6 +22,8 @@ def test_totals_are_sums_over_the_batches():
     totals = evaluate_batches(net, {}, batches, classes=3)
     assert (totals.correct.tolist(), totals.total.tolist()) == ([1, 0, 0], [2, 0, 0])
     assert totals.num_correct == 1
+    # logits (1, 0) and (0, 1), both of class 0: log(1 + 1/e) and log(1 + e)
+    assert totals.loss == pytest.approx(math.log(1 + math.exp(-1)) + math.log(1 + math.e))
     whole = evaluate_batches(net, {}, [(x, labels)], classes=3)
     assert totals.loss == pytest.approx(whole.loss)
     assert net.training

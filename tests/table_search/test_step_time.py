@@ -17,11 +17,14 @@ PRICE = st.floats(1e-3, 10.0)
 
 
 @given(start=PRICE, per_mac=PRICE, per_byte=PRICE)
-def test_a_fit_without_noise_finds_the_three_constants(start, per_mac, per_byte):
+def test_a_fit_without_noise_predicts_the_times_that_it_was_given(start, per_mac, per_byte):
     amounts = [(float(i * i), float(i)) for i in range(1, 9)]
     seconds = [start + per_mac * macs + per_byte * size for macs, size in amounts]
     model = fit_step_time_model(amounts, seconds, batch=4)
-    assert compute_relative_errors(model, amounts, seconds).max() < 1e-6
+    fitted = [model.start + model.per_mac * macs + model.per_byte * size for macs, size in amounts]
+    assert fitted == pytest.approx(seconds, rel=1e-6)
+    doubled = [2 * time for time in fitted]  # the prediction is half of it
+    assert compute_relative_errors(model, amounts, doubled) == pytest.approx(0.5)
 
 
 def test_no_constant_is_negative():
