@@ -315,3 +315,32 @@ def test_rounds_without_devices_are_logged(caplog):
     run(fleet=Fleet(size=2, speed=ConstantTrace(0.0)), settings=settings)
     [message] = [record.getMessage() for record in caplog.records]
     assert message == ("no update was merged in rounds 1 to 3: in the last, no device was selected")
+
+
+class BadState(small_runs.StatefulFedAvg):
+    """A device state that no checkpoint can hold."""
+
+    def init_device_state(self, params):
+        return dataclasses.make_dataclass("Notes", [("text", str)])("")
+
+
+class UndeclaredState(small_runs.StatefulFedAvg):
+    """A device state without a declaration: a resumed run could not rebuild it."""
+
+    init_device_state = None
+
+    def train(self, net, task, steps):
+        declared = dataclasses.replace(task, device_state=small_runs.LastDelta())
+        return super().train(net, declared, steps)
+
+
+def test_a_state_that_cannot_be_saved_is_refused_before_the_folder_is_made(tmp_path):
+    with pytest.raises(ValueError, match=r"^Notes.text: expected a Tensor, .*, got str$"):
+        run(BadState(), folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_undeclared_device_state_is_refused():
+    message = "`init_device_state` returns, NoneType, got LastDelta"
+    with pytest.raises(ValueError, match=message):
+        run(UndeclaredState())

@@ -1,4 +1,7 @@
-"""A user's own method, with server state and device state, works wherever the bundled ones do."""
+"""A user's own method, with server state and device state, works wherever the bundled ones do.
+
+However it is run, the digest of the trained network is the same.
+"""
 
 import json
 import shutil
@@ -12,6 +15,7 @@ from tests.waiting import LIMIT
 
 from pliant.analysis.runs import load_runs
 from pliant.cli import main
+from pliant.cli.server import check_experiment
 from pliant.dashboard.run_index import RunIndex
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.run_store import read_records
@@ -63,6 +67,16 @@ class Remembering(pl.Value, frozen=True):
         return State(pl.apply_delta(state.params, velocity), velocity)
 
 
+@dataclass(frozen=True)
+class NamedMemory:
+    name: str = ""
+
+
+class Forgetting(Remembering, frozen=True):
+    def init_device_state(self, params):
+        return NamedMemory()
+
+
 class Plain(pl.Value, frozen=True):
     """A method that states nothing but how devices train, which is FedAvg."""
 
@@ -102,12 +116,23 @@ type = "inline"
 """
 
 
-@pytest.fixture
-def spec(tmp_path):
-    (tmp_path / "mine.py").write_text(CODE)
-    path = tmp_path / "mine.toml"
+def write_spec(folder):
+    (folder / "mine.py").write_text(CODE)
+    path = folder / "mine.toml"
     path.write_text(SPEC.format(type="mine.py:Remembering"))
     return path
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return write_spec(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def digest(tmp_path_factory):
+    """Return the digest of an undisturbed run in one process."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return run(write_spec(folder), folder / "run")
 
 
 def run(spec, folder, *overrides):
@@ -132,14 +157,12 @@ def test_a_method_that_states_nothing_is_fedavg(spec, tmp_path):
     assert digest == run(spec, tmp_path / "fedavg", "method.type=fedavg")
 
 
-def test_two_processes_give_the_same_network(spec, tmp_path):
-    digest = run(spec, tmp_path / "inline")
+def test_two_processes_give_the_same_network(spec, tmp_path, digest):
     assert run(spec, tmp_path / "two", 'workers={type="processes",count=2}') == digest
     assert run(spec, tmp_path / "other", "method.beta=0.0") != digest
 
 
-def test_a_killed_run_resumes_to_the_same_network(spec, tmp_path):
-    digest = run(spec, tmp_path / "whole")
+def test_a_killed_run_resumes_to_the_same_network(spec, tmp_path, digest):
     folder = tmp_path / "killed"
     with start_suspended([2], "run", spec, "--out", folder, stdout=subprocess.DEVNULL) as process:
         wait_until_suspended(process)
@@ -149,22 +172,23 @@ def test_a_killed_run_resumes_to_the_same_network(spec, tmp_path):
     assert read_digest(folder) == digest
 
 
-def test_it_is_compared_reported_and_listed(spec, tmp_path, capsys):
+def test_it_is_compared_reported_and_listed(spec, tmp_path, capsys, digest):
     methods = 'mine = { type = "mine.py:Remembering" }\nfedavg = { type = "fedavg" }\n'
     spec.write_text(f"{spec.read_text()}\n[matrix.method]\n{methods}")
     folder = tmp_path / "both"
     assert main(["compare", str(spec), "--out", str(folder), "--json"]) == 0
     assert "mine" in capsys.readouterr().out
     assert len(load_runs([folder])) == 2
+    assert digest in {read_digest(config.parent) for config in folder.glob("*/config.json")}
     assert main(["report", str(folder), "--out", str(tmp_path / "report")]) == 0
+    assert "mine" in (tmp_path / "report" / "index.html").read_text()
     index = RunIndex(folder)
     index.scan()
     assert "Remembering" in {summary.method for summary in index.list_summaries()}
 
 
 @pytest.mark.waits
-def test_a_federation_of_real_processes_gives_the_same_network(spec, tmp_path):
-    digest = run(spec, tmp_path / "simulated")
+def test_a_federation_of_real_processes_gives_the_same_network(spec, tmp_path, digest):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -206,6 +230,17 @@ def test_what_is_no_method_is_refused_in_one_line(spec, tmp_path, capsys, type, 
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_state_that_cannot_be_saved_is_refused_before_the_run(spec, tmp_path, capsys):
+    type = "method.type=mine.py:Forgetting"
+    assert main(["run", str(spec), type, "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "NamedMemory.name: expected a Tensor, an int, a float, or a dict of" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match=r"NamedMemory.name: expected a Tensor"):
+        check_experiment(load_experiment(spec, (type,)), 3)  # `pliant server` and `deploy up`
 
 
 def test_an_unknown_field_is_refused_by_name(spec, tmp_path, capsys):

@@ -27,7 +27,7 @@ from pliant.engine.run_inputs import check_inputs, describe_inputs, describe_met
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.timetable import RoundTasks, Timetable, build_timetable, compute_start_status
 from pliant.methods.base import HasExtraUpload, Method, TaskKey, Update
-from pliant.methods.state import init_device_state, init_server_state
+from pliant.methods.state import init_states
 from pliant.methods.validation import accept_valid
 from pliant.params import get_params, nbytes
 from pliant.storage import run_dir
@@ -72,12 +72,7 @@ def simulate(
     settings, workers = settings or RunSettings(), workers or InlineWorkers()
     if rounds is not None:
         settings = msgspec.structs.replace(settings, rounds=rounds)
-    # before the folder is made: a state that cannot be saved is refused here
-    params = get_params(net)
-    server_state, device_state = (
-        init_server_state(method, params),
-        init_device_state(method, params),
-    )
+    server_state, device_state = init_states(method, get_params(net))  # may fail: before the folder
     folder = None if folder is None else Path(folder)
     store = None if folder is None else RunStore(folder)
     try:

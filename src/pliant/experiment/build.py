@@ -16,7 +16,9 @@ from pliant.engine.simulate import simulate
 from pliant.engine.split_loop import simulate_split
 from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, SearchRun, UserMethod
 from pliant.experiment.user_code import is_user_function, load_function
+from pliant.methods.state import init_states
 from pliant.nn.models import MODELS
+from pliant.params import get_params
 from pliant.split import AnySplit
 from pliant.suggestions import did_you_mean
 from pliant.workers.pool import AnyWorkers
@@ -33,7 +35,10 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
     else:
         devices = config.devices or experiment.fleet.size
         data = _partition_data(config, config.partition, devices, experiment.seed)
-    return build_network(experiment.network, data, experiment.seed), data
+    net = build_network(experiment.network, data, experiment.seed)
+    if isinstance(experiment.method, UserMethod):
+        init_states(experiment.federated_method, get_params(net))  # fail now if one cannot be saved
+    return net, data
 
 
 @lru_cache(maxsize=2)  # the runs of a sweep share their images

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from inspect import formatannotation
 from operator import index
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -14,6 +15,11 @@ from pliant.params import Params, flatten, group_subtrees, select_subtree
 S = TypeVar("S")
 
 _DICTS = (Params, dict[int, Tensor], dict[str, Params], dict[int, Params])
+
+
+def init_states(method: Method, params: Params) -> tuple[Any, Any]:
+    """Return the states of the server and of a device before the first round."""
+    return init_server_state(method, params), init_device_state(method, params)
 
 
 def init_server_state(method: Method, params: Params) -> Any:
@@ -77,14 +83,12 @@ def _get_field_types(kind: type) -> dict[str, Any]:
     try:
         hints = get_type_hints(kind)
     except NameError as error:
-        raise ValueError(
-            f"{kind.__name__}: expected types that can be looked up, {error}"
-        ) from None
+        raise ValueError(f"{kind.__name__}: expected known types, got {error}") from None
     for field in fields(kind):
         if hints[field.name] not in (Tensor, int, float, *_DICTS):
             raise ValueError(
                 f"{kind.__name__}.{field.name}: expected a Tensor, an int, a float, or a dict of "
-                f"tensors or of Params by str or int, got {hints[field.name]}"
+                f"tensors or of Params by str or int, got {formatannotation(hints[field.name])}"
             )
     return {field.name: hints[field.name] for field in fields(kind)}
 
