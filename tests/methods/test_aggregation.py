@@ -15,12 +15,12 @@ from pliant.methods.aggregation import (
     apply_scaled_delta,
     average_deltas,
     build_trained_subnet,
-    collect_trained_filters,
     cover_sent,
     cover_step_share,
     cover_trained,
     make_zeros,
     scale_weights,
+    track_coverage,
     weight_by,
 )
 from pliant.methods.base import Update
@@ -111,12 +111,11 @@ def test_only_trained_tensors_use_the_servers_learning_rate():
 def test_trained_filters_are_remembered():
     state = CoverageState(PARAMS)
     assert build_trained_subnet(NET, state) is None  # nothing is known yet
-    first = collect_trained_filters(state, [make_update(0, [(NET.select_prefix(0.5), 2)])])
-    state = CoverageState(PARAMS, first)
+    state = track_coverage(state, PARAMS, [make_update(0, [(NET.select_prefix(0.5), 2)])])
     assert build_trained_subnet(NET, state).counts == (2, 2)
     second_half = NET.select_prefix(0.5, NET.make_rolling_orders(2))
-    both = collect_trained_filters(state, [make_update(0, [(second_half, 1)])])
-    assert build_trained_subnet(NET, CoverageState(PARAMS, both)) is None
+    state = track_coverage(state, PARAMS, [make_update(0, [(second_half, 1)])])
+    assert build_trained_subnet(NET, state) is None
 
 
 WEIGHTS = st.lists(st.integers(1, 10**6), min_size=1, max_size=8)

@@ -9,7 +9,6 @@ from pliant.methods.filter_orders import (
     make_count_table,
     make_device_order,
     make_fine_widths,
-    make_natural_order,
     make_rolling_order,
     make_round_order,
     make_width_table,
@@ -63,7 +62,6 @@ def test_rates_of_zero_give_the_full_network():
 def test_a_smaller_subnet_lies_inside_a_larger_one():
     for order in (
         make_device_order(NET, TaskKey(0, 1, 2)),
-        make_natural_order(NET),
         make_rolling_order(NET, 3),
     ):
         small, large = (select_prefix(NET, (rate, rate), order) for rate in (0.7, 0.4))
@@ -75,5 +73,5 @@ def test_orders_differ_by_device_or_by_round_only():
     device_orders = {tuple(make_device_order(NET, key).orders[0].tolist()) for key in keys}
     round_orders = {tuple(make_round_order(NET, 0, key.round).orders[0].tolist()) for key in keys}
     assert len(device_orders) > 3 >= len(round_orders) > 1
-    assert make_natural_order(NET).orders[0].tolist() == [0, 1, 2, 3]
+    assert select_prefix(NET, (0.5, 0.5)).masks[0].tolist() == [True, True, False, False]
     assert make_rolling_order(NET, 1).orders[0].tolist() == [1, 2, 3, 0]

@@ -13,6 +13,7 @@ from tests.methods.tiny_runs import (
 )
 
 from pliant.methods import Coherent, Distreal, Elfish, FedDropout, FedRolex, Fjord, HeteroFl
+from pliant.methods.aggregation import build_trained_subnet
 from pliant.methods.base import TaskKey
 from pliant.methods.elfish import ElfishState
 from pliant.nn.pareto_table import ParetoTable
@@ -53,18 +54,18 @@ def test_the_scaler_compensates_for_dropped_filters():
 def test_heterofl_averages_over_the_devices_that_hold_a_coordinate():
     net, state = run_round(HeteroFl(PLAIN, s=0.5, levels=2, scaled=False))
     assert get_weights(state) == [-0.5, 2.0]
-    assert HeteroFl(PLAIN).find_trained_subnet(net, state) is None
+    assert build_trained_subnet(net, state) is None
 
 
 def test_heterofl_reports_which_filters_were_ever_trained():
     net, method = make_net(), HeteroFl(PLAIN, s=0.5, levels=2)
     state = make_state(net, method)
     state = method.merge(net, state, [make_update(method, net, state, 0, [make_batch(2)])])
-    trained = method.find_trained_subnet(net, state)
+    trained = build_trained_subnet(net, state)
     assert [mask.tolist() for mask in trained.masks] == [[True, False]]
     assert trained.scales == (1.0,)
     update = make_update(method, net, state, 0, [make_batch(2)], row=FULL)
-    assert method.find_trained_subnet(net, method.merge(net, state, [update])) is None
+    assert build_trained_subnet(net, method.merge(net, state, [update])) is None
 
 
 def test_heterofl_has_levels_or_all_widths_between():
@@ -263,4 +264,4 @@ def test_coherent_weights_a_coordinate_by_its_steps(filters):
     updates = make_two_updates(method, net, make_state(net, method))
     state = method.merge(net, make_state(net, method), updates)
     torch.testing.assert_close(get_weights(state), [-0.5, 2 / 1.5])
-    assert method.find_trained_subnet(net, state) is None
+    assert build_trained_subnet(net, state) is None

@@ -18,7 +18,8 @@ from pliant.engine.local_work import EXTRA_PREFIX, WorkerContext
 from pliant.engine.manifests import ManifestBuilder
 from pliant.engine.round_rules import RoundRules, Selection
 from pliant.engine.run_store import RunState, RunStore
-from pliant.methods.base import TracksCoverage, Update
+from pliant.methods.aggregation import CoverageState, build_trained_subnet
+from pliant.methods.base import Update
 from pliant.methods.validation import ValidationPolicy
 from pliant.params import Params, digest
 from pliant.value import Count, Value
@@ -182,9 +183,8 @@ def _add_scores(
 
 def _zero_untrained_filters(context: WorkerContext, state: Any) -> Params | None:
     """Return the network without the filters that no device has trained yet, if there are any."""
-    if not isinstance(context.method, TracksCoverage):
-        return None
-    subnet = context.method.find_trained_subnet(context.net, state)
+    is_known = isinstance(state, CoverageState)
+    subnet = build_trained_subnet(context.net, state) if is_known else None
     if subnet is None:
         return None
     packed = context.net.take(state.params, subnet)

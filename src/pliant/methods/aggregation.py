@@ -112,6 +112,17 @@ def average_deltas(
     }
 
 
+def merge_deltas(
+    net: Elastic,
+    params: Params,
+    updates: Sequence[Update],
+    weighting: Weighting,
+    cover: CoverFn | None = None,
+) -> Params:
+    """Return the parameters after the updates' weighted mean delta."""
+    return apply_delta(params, average_deltas(net, params, updates, weight_by(weighting), cover))
+
+
 def apply_scaled_delta(net: Elastic, params: Params, delta: Params, lr: float) -> Params:
     """Apply a delta with a learning rate; norm statistics take the delta as it is."""
     unscaled = apply_delta(params, delta)
@@ -162,15 +173,17 @@ class CoverageState:
     trained_filters: Params = field(default_factory=dict)
 
 
-def collect_trained_filters(state: CoverageState, updates: Sequence[Update]) -> Params:
-    """Return the masks of trained filters after a round's updates."""
+def track_coverage(
+    state: CoverageState, params: Params, updates: Sequence[Update]
+) -> CoverageState:
+    """Return the state with new parameters, and with the filters that these updates trained."""
     trained = dict(state.trained_filters)
     for update in updates:
         for subnet, _ in update.subnet_steps:
             for site, site_mask in enumerate(subnet.masks):
                 mask = torch.tensor(site_mask)
                 trained[str(site)] = trained.get(str(site), torch.zeros_like(mask)) | mask
-    return trained
+    return CoverageState(params, trained)
 
 
 def build_trained_subnet(net: Elastic, state: CoverageState) -> Subnet | None:

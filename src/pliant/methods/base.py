@@ -253,16 +253,10 @@ class SelectsFilters(Protocol):
         """Return a subnet of the same size, selected by the `extra` that the device was sent."""
 
 
-@runtime_checkable
-class TracksCoverage(Protocol):
-    """By default every filter is trained sooner or later."""
-
-    def find_trained_subnet(self, net: Elastic, state: Any) -> Subnet | None:
-        """Return the subnet of all filters trained so far, or None if every filter was."""
-
-
 StepFn = Callable[[SubnetTrainer, Step], Tensor]  # trains on one mini-batch and returns its loss
 CorrectionFactory = Callable[[SubnetTrainer], Correction]
+# Changes gradients, given them, the params and constants of the same shapes.
+ConstantCorrection = Callable[[list[Tensor], list[Tensor], list[Tensor]], Sequence[Tensor]]
 
 
 def train_locally(
@@ -309,6 +303,24 @@ def train_locally(
         num_samples=task.num_samples,
         subnet_steps=tuple(subnet_steps),
     )
+
+
+def train_corrected(
+    net: Elastic,
+    task: Task,
+    steps: Iterable[Step],
+    optimiser: Optimiser,
+    constants: Params,
+    correct: ConstantCorrection,
+) -> Update:
+    """Train with corrected gradients; `constants` are tensors that the correction uses."""
+
+    def make_correction(trainer: SubnetTrainer) -> Correction:
+        flat = trainer.flatten_params(constants)
+        return lambda grads, params: list(correct(grads, params, trainer.gather_subnet(flat)))
+
+    step_fn = make_step(task, make_correction=make_correction)
+    return train_locally(net, task, steps, optimiser, step_fn=step_fn)
 
 
 def make_step(

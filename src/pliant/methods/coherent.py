@@ -8,27 +8,13 @@ change.
 from collections.abc import Sequence
 from typing import Literal
 
-from pliant.devices import BudgetPolicy
+from pliant.devices import BudgetPolicy, CostRows, PerBatch
 from pliant.devices.budget import Budget
-from pliant.methods.aggregation import (
-    CoverageState,
-    build_trained_subnet,
-    collect_trained_filters,
-)
-from pliant.methods.base import (
-    LocalTraining,
-    TaskKey,
-    Update,
-)
-from pliant.methods.table_methods import (
-    Merging,
-    make_table_policy,
-    merge_updates,
-    recompute_costs,
-    select_ordered_subnet,
-)
+from pliant.methods.aggregation import CoverageState, track_coverage
+from pliant.methods.base import LocalTraining, TaskKey, Update
+from pliant.methods.table_methods import Merging, make_table, merge_updates, select_ordered_subnet
 from pliant.nn.elastic import Elastic
-from pliant.nn.pareto_table import ParetoTable, resolve_table
+from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
 from pliant.value import Value
@@ -50,7 +36,7 @@ class Coherent(Value, frozen=True, tag="coherent"):
     merging: Merging = "counts"
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
-        return make_table_policy(self._make_table(net), self.budget, is_adaptive=True)
+        return PerBatch(CostRows(self._make_table(net).shares), self.budget)
 
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
         rates = self._make_table(net).rates[row]
@@ -59,12 +45,9 @@ class Coherent(Value, frozen=True, tag="coherent"):
     def init_state(self, params: Params) -> CoverageState:
         return CoverageState(params)
 
-    def find_trained_subnet(self, net: Elastic, state: CoverageState) -> Subnet | None:
-        return build_trained_subnet(net, state)
-
     def merge(self, net: Elastic, state: CoverageState, updates: Sequence[Update]) -> CoverageState:
         params = merge_updates(net, state.params, updates, self.merging)
-        return CoverageState(params, collect_trained_filters(state, updates))
+        return track_coverage(state, params, updates)
 
     def _make_table(self, net: Elastic) -> ParetoTable:
-        return recompute_costs(net, resolve_table(self.table, net), self.filters)
+        return make_table(net, self.table, self.filters)

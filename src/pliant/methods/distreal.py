@@ -6,23 +6,12 @@ Rapp et al., "DISTREAL: Distributed resource-aware learning in heterogeneous sys
 from collections.abc import Sequence
 from typing import Literal
 
-from pliant.devices import BudgetPolicy
+from pliant.devices import BudgetPolicy, CostRows, PerBatch, PerRound
 from pliant.devices.budget import Budget
-from pliant.methods.base import (
-    LocalTraining,
-    ServerState,
-    TaskKey,
-    Update,
-)
-from pliant.methods.table_methods import (
-    Merging,
-    make_table_policy,
-    merge_updates,
-    recompute_costs,
-    select_ordered_subnet,
-)
+from pliant.methods.base import LocalTraining, ServerState, TaskKey, Update
+from pliant.methods.table_methods import Merging, make_table, merge_updates, select_ordered_subnet
 from pliant.nn.elastic import Elastic
-from pliant.nn.pareto_table import ParetoTable, resolve_table
+from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Sampling, Subnet
 from pliant.value import Positive, Value
 
@@ -50,9 +39,8 @@ class Distreal(Value, frozen=True, tag="distreal"):
     merging: Merging = "macs"
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
-        return make_table_policy(
-            self._make_table(net), self.budget, is_adaptive=self.adapts, margin=self.margin
-        )
+        rows = CostRows(self._make_table(net).shares)
+        return PerBatch(rows, self.budget) if self.adapts else PerRound(rows, self.margin)
 
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
         rates = self._make_table(net).rates[row]
@@ -68,5 +56,4 @@ class Distreal(Value, frozen=True, tag="distreal"):
         return ServerState(merge_updates(net, state.params, updates, self.merging))
 
     def _make_table(self, net: Elastic) -> ParetoTable:
-        table = resolve_table(None if self.rates == "uniform" else self.table, net)
-        return recompute_costs(net, table, self.filters)
+        return make_table(net, None if self.rates == "uniform" else self.table, self.filters)

@@ -12,21 +12,8 @@ import torch
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
 from pliant.methods.aggregation import apply_delta, average_deltas
-from pliant.methods.base import (
-    LocalTraining,
-    Step,
-    Task,
-    TaskKey,
-    Update,
-    train_locally,
-)
-from pliant.methods.filter_orders import (
-    Width,
-    make_fine_widths,
-    make_natural_order,
-    make_width_table,
-    select_prefix,
-)
+from pliant.methods.base import LocalTraining, Step, Task, TaskKey, Update, train_locally
+from pliant.methods.filter_orders import Width, make_fine_widths, make_width_table, select_prefix
 from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
@@ -63,7 +50,7 @@ class Elfish(Value, frozen=True, tag="elfish"):
 
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
         """Return a subnet of the right size; the device selects the filters itself."""
-        return select_prefix(net, self._make_table(net).rates[row], make_natural_order(net))
+        return select_prefix(net, self._make_table(net).rates[row])
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         subnets: dict[tuple[int, ...], Subnet] = {}

@@ -7,10 +7,7 @@ AISTATS 2017.
 from collections.abc import Sequence
 
 from pliant.methods.aggregation import Weighting, weight_by
-from pliant.methods.base import (
-    LocalTraining,
-    Update,
-)
+from pliant.methods.base import LocalTraining, Update
 from pliant.methods.robust import AnyMerge, Mean, merge_by_rule
 from pliant.methods.server_optimisers import AnyServerOptimiser, OptimiserState, ServerSgd
 from pliant.nn.elastic import Elastic

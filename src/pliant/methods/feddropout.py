@@ -8,13 +8,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
-from pliant.methods.aggregation import Weighting, apply_delta, average_deltas, cover_sent, weight_by
-from pliant.methods.base import (
-    LocalTraining,
-    ServerState,
-    TaskKey,
-    Update,
-)
+from pliant.methods.aggregation import Weighting, cover_sent, merge_deltas
+from pliant.methods.base import LocalTraining, ServerState, TaskKey, Update
 from pliant.methods.filter_orders import (
     Width,
     make_device_order,
@@ -60,8 +55,7 @@ class FedDropout(Value, frozen=True, tag="feddropout"):
 
     def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
         cover = cover_sent if self.merging == "counts" else None
-        delta = average_deltas(net, state.params, updates, weight_by(self.weighting), cover)
-        return ServerState(apply_delta(state.params, delta))
+        return ServerState(merge_deltas(net, state.params, updates, self.weighting, cover))
 
     def _make_table(self, net: Elastic) -> ParetoTable:
         return make_width_table(net, make_fine_widths(self.min_width))

@@ -8,11 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from pliant.methods.aggregation import apply_scaled_delta, average_deltas
-from pliant.methods.base import (
-    LocalTraining,
-    ServerState,
-    Update,
-)
+from pliant.methods.base import LocalTraining, ServerState, Update
 from pliant.nn.elastic import Elastic
 from pliant.value import Value
 

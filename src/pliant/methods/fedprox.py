@@ -9,18 +9,9 @@ import torch
 from torch import Tensor
 
 from pliant.methods.aggregation import Weighting, apply_delta, weight_by
-from pliant.methods.base import (
-    LocalTraining,
-    ServerState,
-    Step,
-    Task,
-    Update,
-    make_step,
-    train_locally,
-)
+from pliant.methods.base import LocalTraining, ServerState, Step, Task, Update, train_corrected
 from pliant.methods.robust import AnyMerge, Mean, merge_by_rule
 from pliant.nn.elastic import Elastic
-from pliant.nn.trainer import Correction, SubnetTrainer
 from pliant.value import NonNegative, Value
 
 
@@ -42,17 +33,13 @@ class FedProx(Value, frozen=True, tag="fedprox"):
     merging: AnyMerge = Mean()
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        def make_proximal_term(trainer: SubnetTrainer) -> Correction:
-            sent = trainer.flatten_params(task.params)
+        def add_proximal_term(
+            grads: list[Tensor], params: list[Tensor], sent: list[Tensor]
+        ) -> Sequence[Tensor]:
+            return torch._foreach_add(grads, torch._foreach_sub(params, sent), alpha=self.mu)
 
-            def add_gradient(grads: list[Tensor], params: list[Tensor]) -> list[Tensor]:
-                difference = torch._foreach_sub(params, trainer.gather_subnet(sent))
-                return list(torch._foreach_add(grads, difference, alpha=self.mu))
-
-            return add_gradient
-
-        step_fn = make_step(task, make_correction=make_proximal_term)
-        return train_locally(net, task, steps, self.local.optimiser, step_fn=step_fn)
+        optimiser, sent = self.local.optimiser, task.params
+        return train_corrected(net, task, steps, optimiser, sent, add_proximal_term)
 
     def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
         if not updates:

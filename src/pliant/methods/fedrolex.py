@@ -7,13 +7,8 @@ NeurIPS 2022.
 from collections.abc import Sequence
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
-from pliant.methods.aggregation import Weighting, apply_delta, average_deltas, cover_sent, weight_by
-from pliant.methods.base import (
-    LocalTraining,
-    ServerState,
-    TaskKey,
-    Update,
-)
+from pliant.methods.aggregation import Weighting, cover_sent, merge_deltas
+from pliant.methods.base import LocalTraining, ServerState, TaskKey, Update
 from pliant.methods.filter_orders import (
     Width,
     make_fine_widths,
@@ -53,8 +48,7 @@ class FedRolex(Value, frozen=True, tag="fedrolex"):
         return self.select_subnet(net, row, key, 0)
 
     def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
-        delta = average_deltas(net, state.params, updates, weight_by(self.weighting), cover_sent)
-        return ServerState(apply_delta(state.params, delta))
+        return ServerState(merge_deltas(net, state.params, updates, self.weighting, cover_sent))
 
     def _make_table(self, net: Elastic) -> ParetoTable:
         return make_width_table(net, self.widths or make_fine_widths(self.min_width))

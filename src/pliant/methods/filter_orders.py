@@ -47,12 +47,12 @@ def make_fine_widths(min_width: float) -> tuple[float, ...]:
 
 @cache_on_net
 def select_prefix(
-    net: Elastic, rates: SiteRates, order: "CachedOrders", scaled: bool = False
+    net: Elastic, rates: SiteRates, order: "CachedOrders | None" = None, scaled: bool = False
 ) -> Subnet:
-    """Return the subnet of an order's first filters at these rates."""
+    """Return the subnet of the first filters at these rates, by default in their natural order."""
     if not any(rates):
         return net.full
-    return net.select_prefix(rates, order.orders, rescale=scaled)
+    return net.select_prefix(rates, order.orders if order else None, rescale=scaled)
 
 
 class CachedOrders:
@@ -60,12 +60,6 @@ class CachedOrders:
 
     def __init__(self, orders: FilterOrders) -> None:
         self.orders = orders
-
-
-@cache_on_net
-def make_natural_order(net: Elastic) -> CachedOrders:
-    """Return the natural order of the filters."""
-    return CachedOrders(net.make_rolling_orders(0))
 
 
 @cache_on_net

@@ -15,28 +15,13 @@ from pliant.devices.budget import Budget
 from pliant.methods.aggregation import (
     CoverageState,
     Weighting,
-    apply_delta,
-    average_deltas,
-    build_trained_subnet,
-    collect_trained_filters,
     cover_sent,
     cover_trained,
-    weight_by,
+    merge_deltas,
+    track_coverage,
 )
-from pliant.methods.base import (
-    LocalTraining,
-    Step,
-    Task,
-    TaskKey,
-    Update,
-    train_locally,
-)
-from pliant.methods.filter_orders import (
-    Width,
-    make_natural_order,
-    make_width_table,
-    select_prefix,
-)
+from pliant.methods.base import LocalTraining, Step, Task, TaskKey, Update, train_locally
+from pliant.methods.filter_orders import Width, make_width_table, select_prefix
 from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
@@ -96,9 +81,6 @@ class Fjord(Value, frozen=True, tag="fjord"):
     def init_state(self, params: Params) -> CoverageState:
         return CoverageState(params)
 
-    def find_trained_subnet(self, net: Elastic, state: CoverageState) -> Subnet | None:
-        return build_trained_subnet(net, state)
-
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         def distil(trainer: SubnetTrainer, step: Step) -> Tensor:
             assert task.subnet is not None
@@ -125,13 +107,11 @@ class Fjord(Value, frozen=True, tag="fjord"):
 
     def merge(self, net: Elastic, state: CoverageState, updates: Sequence[Update]) -> CoverageState:
         cover = cover_trained if self.dynamic else cover_sent
-        delta = average_deltas(net, state.params, updates, weight_by(self.weighting), cover)
-        return CoverageState(
-            apply_delta(state.params, delta), collect_trained_filters(state, updates)
-        )
+        params = merge_deltas(net, state.params, updates, self.weighting, cover)
+        return track_coverage(state, params, updates)
 
     def _select_prefix(self, net: Elastic, row: int) -> Subnet:
-        return select_prefix(net, self._make_table(net).rates[row], make_natural_order(net))
+        return select_prefix(net, self._make_table(net).rates[row])
 
     def _make_table(self, net: Elastic) -> ParetoTable:
         return make_width_table(net, self.widths)

@@ -17,28 +17,12 @@ from pliant.devices import BudgetPolicy, CostRows, PerRound
 from pliant.methods.aggregation import (
     CoverageState,
     Weighting,
-    apply_delta,
-    average_deltas,
-    build_trained_subnet,
-    collect_trained_filters,
     cover_sent,
-    weight_by,
+    merge_deltas,
+    track_coverage,
 )
-from pliant.methods.base import (
-    LocalTraining,
-    Step,
-    Task,
-    TaskKey,
-    Update,
-    make_step,
-    train_locally,
-)
-from pliant.methods.filter_orders import (
-    make_fine_widths,
-    make_natural_order,
-    make_width_table,
-    select_prefix,
-)
+from pliant.methods.base import LocalTraining, Step, Task, TaskKey, Update, make_step, train_locally
+from pliant.methods.filter_orders import make_fine_widths, make_width_table, select_prefix
 from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
@@ -71,18 +55,13 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
         return PerRound(CostRows(self._make_table(net).shares), self.margin)
 
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
-        return select_prefix(
-            net, self._make_table(net).rates[row], make_natural_order(net), self.scaled
-        )
+        return select_prefix(net, self._make_table(net).rates[row], scaled=self.scaled)
 
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return self.select_subnet(net, row, key, 0)
 
     def init_state(self, params: Params) -> CoverageState:
         return CoverageState(params)
-
-    def find_trained_subnet(self, net: Elastic, state: CoverageState) -> Subnet | None:
-        return build_trained_subnet(net, state)
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         if not self.masked:
@@ -99,12 +78,8 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
         return replace(update, extra={"owned": owned})
 
     def merge(self, net: Elastic, state: CoverageState, updates: Sequence[Update]) -> CoverageState:
-        delta = average_deltas(
-            net, state.params, updates, weight_by(self.weighting), _cover_owned_classes
-        )
-        return CoverageState(
-            apply_delta(state.params, delta), collect_trained_filters(state, updates)
-        )
+        params = merge_deltas(net, state.params, updates, self.weighting, _cover_owned_classes)
+        return track_coverage(state, params, updates)
 
     def _make_table(self, net: Elastic) -> ParetoTable:
         widths = tuple(self.s**level for level in range(self.levels))

@@ -11,18 +11,10 @@ import torch
 from torch import Tensor
 
 from pliant.methods.aggregation import Weighting, apply_scaled_delta, average_deltas, weight_by
-from pliant.methods.base import (
-    LocalTraining,
-    Step,
-    Task,
-    Update,
-    make_step,
-    train_locally,
-)
+from pliant.methods.base import LocalTraining, Step, Task, Update, train_corrected
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimisers import Sgd
-from pliant.nn.trainer import Correction, SubnetTrainer
-from pliant.params import Params
+from pliant.params import Params, nbytes, subtract
 from pliant.value import Count, Positive, Value
 
 
@@ -66,27 +58,16 @@ class Scaffold(Value, frozen=True, tag="scaffold"):
             raise ValueError("Expected SGD without momentum, as variates average its gradients")
 
     def extra_upload_bytes(self, net: Elastic) -> int:
-        named = net.module.named_parameters()
-        return sum(p.numel() * p.element_size() for name, p in named if name in net.trainable_names)
+        return nbytes({n: p for n, p in net.module.named_parameters() if n in net.trainable_names})
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         local = _fill_variates(net, task, task.device_state.control)
         common = _fill_variates(net, task, task.extra)
-
-        def make_variate_term(trainer: SubnetTrainer) -> Correction:
-            shift = trainer.flatten_params({name: common[name] - local[name] for name in local})
-
-            def add_shift(grads: list[Tensor], params: list[Tensor]) -> list[Tensor]:
-                return list(torch._foreach_add(grads, trainer.gather_subnet(shift)))
-
-            return add_shift
-
-        step_fn = make_step(task, make_correction=make_variate_term)
-        update = train_locally(net, task, steps, self.local.optimiser, step_fn=step_fn)
+        optimiser, shift = self.local.optimiser, subtract(common, local)
+        update = train_corrected(net, task, steps, optimiser, shift, _add_shift)
         scale = 1.0 / (max(1, update.steps) * task.lr)
         new = {name: local[name] - common[name] - scale * update.delta[name] for name in local}
-        extra = {name: new[name] - local[name] for name in local}
-        return replace(update, extra=extra, device_state=ScaffoldDeviceState(new))
+        return replace(update, extra=subtract(new, local), device_state=ScaffoldDeviceState(new))
 
     def init_state(self, params: Params) -> ScaffoldState:
         return ScaffoldState(params)
@@ -110,6 +91,10 @@ class Scaffold(Value, frozen=True, tag="scaffold"):
         count = self.devices or len(devices)
         control = {name: (sums / count).to(params[name].dtype) for name, sums in total.items()}
         return ScaffoldState(params, control, total, torch.tensor(sorted(devices)))
+
+
+def _add_shift(grads: list[Tensor], params: list[Tensor], shift: list[Tensor]) -> Sequence[Tensor]:
+    return torch._foreach_add(grads, shift)
 
 
 def _fill_variates(net: Elastic, task: Task, stored: Params) -> Params:
