@@ -27,6 +27,7 @@ from pliant.methods.base import (
     TaskKey,
     Trains,
     Update,
+    count_steps,
     train_locally,
 )
 from pliant.methods.state import init_device_state
@@ -231,15 +232,12 @@ def redraw_subnets(
     """
     method, net = context.method, context.net
     by_counts: dict[tuple[int, ...], Subnet] = {}
-    runs: list[tuple[Subnet, int]] = []
+    subnets: list[Subnet] = []
     for step, row in enumerate(rows):
         subnet = context.select_subnet(row, key, step)
         if isinstance(method, SelectsFilters):
             if subnet.counts not in by_counts:
                 by_counts[subnet.counts] = method.select_filters(net, subnet, extra, key)
             subnet = by_counts[subnet.counts]
-        if runs and runs[-1][0] is subnet:
-            runs[-1] = (subnet, runs[-1][1] + 1)
-        else:
-            runs.append((subnet, 1))
-    return tuple(runs)
+        subnets.append(subnet)
+    return count_steps(subnets)

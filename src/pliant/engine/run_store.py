@@ -101,14 +101,11 @@ def read_records(folder: Path) -> Iterator[Record]:
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> import torch
     >>> import pliant as pl
-    >>> images = pl.ImageDataset.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
-    >>> data = pl.data.TrainTestData(images, images).share(pl.Iid(), devices=4, proxy=8)
+    >>> data = pl.data.digits().share(pl.Iid(), devices=4, proxy=7900)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     net, run = pl.models.digits_cnn(), Path(folder, "run")
-    ...     fleet = pl.Fleet(size=4)
-    ...     rounds = list(pl.simulate(pl.FedAvg(), net, data, fleet, rounds=1, folder=run))
+    ...     method, net, run = pl.FedAvg(), pl.models.digits_cnn(), Path(folder, "run")
+    ...     rounds = list(pl.simulate(method, net, data, pl.Fleet(size=4), rounds=1, folder=run))
     ...     [type(record).__name__ for record in pl.read_records(run)]
     ['TaskRecord', 'TaskRecord', 'TaskRecord', 'TaskRecord', 'RoundRecord']
     """
@@ -131,14 +128,11 @@ def load_trained_params(folder: Path) -> Params:
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> import torch
     >>> import pliant as pl
-    >>> images = pl.ImageDataset.from_tensors(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
-    >>> data = pl.data.TrainTestData(images, images).share(pl.Iid(), devices=4, proxy=8)
+    >>> data = pl.data.digits().share(pl.Iid(), devices=4, proxy=7900)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     net, run = pl.models.digits_cnn(), Path(folder, "run")
-    ...     fleet = pl.Fleet(size=4)
-    ...     rounds = list(pl.simulate(pl.FedAvg(), net, data, fleet, rounds=1, folder=run))
+    ...     method, net, run = pl.FedAvg(), pl.models.digits_cnn(), Path(folder, "run")
+    ...     rounds = list(pl.simulate(method, net, data, pl.Fleet(size=4), rounds=1, folder=run))
     ...     net.load_state_dict(pl.load_trained_params(run))
     <All keys matched successfully>
     """

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -281,15 +282,12 @@ def train_locally(
     params = task.params if packed is None else unpack_params(net, task.params, packed)
     trainer = SubnetTrainer(net, params, optimiser)
     step_fn = step_fn or make_step(task)
-    subnet_steps: list[tuple[Subnet, int]] = []
+    subnets: list[Subnet] = []
     samples, count, macs, loss_sum = 0, 0, 0.0, 0.0
     for step in steps:
         loss_sum += float(step_fn(trainer, step))
         samples, count, macs = samples + len(step.y), count + 1, macs + step.macs
-        if subnet_steps and subnet_steps[-1][0] is step.subnet:
-            subnet_steps[-1] = (step.subnet, subnet_steps[-1][1] + 1)
-        else:
-            subnet_steps.append((step.subnet, 1))
+        subnets.append(step.subnet)
     trained = trainer.params()
     return Update(
         task.key.device,
@@ -301,8 +299,14 @@ def train_locally(
         packed,
         device_state=task.device_state,
         num_samples=task.num_samples,
-        subnet_steps=tuple(subnet_steps),
+        subnet_steps=count_steps(subnets),
     )
+
+
+def count_steps(subnets: Iterable[Subnet]) -> SubnetSteps:
+    """Count how many consecutive steps each subnet trains."""
+    runs = (list(run) for _, run in groupby(subnets, key=id))
+    return tuple((run[0], len(run)) for run in runs)
 
 
 def train_corrected(
