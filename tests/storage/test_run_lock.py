@@ -51,10 +51,11 @@ def test_a_closed_store_can_be_opened_again(tmp_path):
 
 def test_a_child_process_does_not_keep_the_lock(tmp_path):
     lock = RunLock(tmp_path)
-    child = subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False
-    )
+    command = [sys.executable, "-c", "print('started', flush=True); input()"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    child = subprocess.Popen(command, **pipes, close_fds=False)
     try:
+        assert child.stdout.readline() == b"started\n"  # files close as a program starts
         lock.release()
         RunLock(tmp_path).release()
     finally:
