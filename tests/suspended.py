@@ -18,7 +18,7 @@ from pliant.workers import pool
 
 
 def start_suspended(rounds, *words, **options):
-    """Start a run with inline workers that suspends itself before these rounds, counted from 0."""
+    """Start a run that suspends itself before these rounds, counted from 0."""
     command = [sys.executable, "-m", "tests.suspended", ",".join(map(str, rounds))]
     root = Path(__file__).parents[1]
     return subprocess.Popen([*command, *map(str, words)], cwd=root, text=True, **options)
@@ -33,14 +33,14 @@ def wait_until_suspended(process):
 
 
 def suspend_before(rounds):
-    run_jobs, count = pool._InlinePool.run, iter(range(sys.maxsize))
+    run_jobs, count = pool.Pool.run, iter(range(sys.maxsize))
 
     def run(self, *arguments, **options):
         if next(count) in rounds:
             os.kill(os.getpid(), signal.SIGSTOP)
         return run_jobs(self, *arguments, **options)
 
-    pool._InlinePool.run = run
+    pool.Pool.run = run
 
 
 if __name__ == "__main__":
