@@ -1,5 +1,7 @@
 """What `pliant server` prints about rounds."""
 
+from contextlib import closing
+
 from pliant.cli.server import format_rounds
 from pliant.engine.ledger import TaskRecord, sum_tasks
 from pliant.storage.formats import RECORDS
@@ -20,7 +22,7 @@ def format_outcomes(folder, *outcomes, is_retried=True):
     rounds = [
         sum_tasks(number, number + 1.0, round_tasks) for number, round_tasks in enumerate(tasks)
     ]
-    with JsonlWriter(folder / "events.jsonl", RECORDS) as records:
+    with closing(JsonlWriter(folder / "events.jsonl", RECORDS)) as records:
         for round_tasks, total in zip(tasks, rounds, strict=True):
             for record in (*round_tasks, total):
                 records.append(record)

@@ -94,7 +94,7 @@ def test_rewinding_drops_the_records_after_a_position(path):
 
 def test_rewinding_past_the_end_is_refused(path):
     with (
-        JsonlWriter(path, RECORDS) as records,
+        closing(JsonlWriter(path, RECORDS)) as records,
         pytest.raises(ValueError, match=r"events.jsonl: expected at le"),
     ):
         records.rewind(1_000)
@@ -132,7 +132,7 @@ def test_a_file_of_an_older_format_is_refused_and_left_alone(path, first_line, n
 
 
 def test_a_file_of_a_newer_format_asks_for_an_upgrade(path):
-    with JsonlWriter(path, FileFormat("records", 3, "")):
+    with closing(JsonlWriter(path, FileFormat("records", 3, ""))):
         pass
     with pytest.raises(UnsupportedFormat, match="got format 3 of a newer pliant; upgrade pliant"):
         rounds(path)
