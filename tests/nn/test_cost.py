@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.models import INPUT_SHAPES, MODELS, densenet40, densenet100, femnist_cnn
 from pliant.nn.subnet import Sampling, Subnet
-from pliant.params import get_params
+from pliant.params import get_params, nbytes
 from pliant.rng import rng_stream
 
 SAMPLINGS: tuple[Sampling, ...] = ("bernoulli", "rounded", "blocks")
@@ -234,6 +234,7 @@ def test_the_parameter_count_is_the_size_of_the_subnet(name: str) -> None:
     for subnet in (net.full, net.draw(0.5, rng_stream(0))):
         small = net.take(params, subnet)
         assert net.count_params(subnet) == sum(tensor.numel() for tensor in small.values())
+        assert net.count_bytes(params, subnet) == nbytes(small)
 
 
 def test_activations_count_what_each_layer_writes() -> None:

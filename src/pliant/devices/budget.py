@@ -1,5 +1,6 @@
 """Budget policies: how much each device spends on its next mini-batch, given its current status."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple, Protocol
@@ -11,6 +12,7 @@ from pliant.devices.vector_rng import FloatArray, IntArray
 
 BoolArray = NDArray[np.bool_]
 Budget = Literal["as-written", "paced"]
+LinkSecondsFn = Callable[[IntArray], FloatArray]  # one row per device -> seconds down and up
 
 # A row that fits exactly must not be lost to rounding. Deadlines allow for twice as much.
 ROUNDING_TOLERANCE = 1e-9
@@ -32,6 +34,8 @@ class DeviceStatus(NamedTuple):
     full_macs: FloatArray  # of this mini-batch
     full_macs_left: FloatArray  # of this and all later mini-batches
     full_macs_in_round: FloatArray
+    link_seconds: FloatArray | float = 0.0  # download and upload
+    link_seconds_of: LinkSecondsFn | None = None  # the same, if what is sent depends on the row
 
 
 class RowChoice(NamedTuple):
@@ -63,11 +67,13 @@ class BudgetPolicy(Protocol):
 def compute_budget(status: DeviceStatus, kind: Budget) -> FloatArray:
     """Return the MACs that each device may spend on its next mini-batch.
 
-    `as-written` (Rapp et al., Algorithm 1): speed times this mini-batch's fixed slot of the round.
-    `paced`: speed times this mini-batch's share of the time left.
+    `as-written` (Rapp et al., Algorithm 1): speed times this mini-batch's fixed slot of the round,
+    which is shorter by the download and the upload. `paced`: speed times this mini-batch's share of
+    the time left.
     """
     if kind == "as-written":
-        return status.speed * (status.round_seconds * status.full_macs / status.full_macs_in_round)
+        seconds = status.round_seconds - status.link_seconds
+        return status.speed * (seconds * status.full_macs / status.full_macs_in_round)
     return status.speed * (status.time_left * status.full_macs / status.full_macs_left)
 
 
@@ -127,6 +133,8 @@ class PerBatch:
 class PerRound:
     """Choose one row per round, for `margin` times the budget at the round's starting speed.
 
+    If the subnet itself is sent, the time that it takes to send it counts as well.
+
     >>> from pliant.devices import CostRows, PerRound
     >>> PerRound(CostRows((0.25, 0.5, 1.0)), margin=0.7).is_per_round
     True
@@ -137,7 +145,16 @@ class PerRound:
     is_per_round: ClassVar[bool] = True
 
     def choose(self, status: DeviceStatus) -> RowChoice:
-        return self.rows.choose(status, self.margin * compute_budget(status, "paced"))
+        if status.link_seconds_of is None:
+            return self.rows.choose(status, self.margin * compute_budget(status, "paced"))
+        shares, scale = self.rows.share_array, self.margin * status.speed / status.full_macs_left
+        row = self.rows.find_rows(scale * status.round_seconds)
+        while True:  # a smaller row is also sent faster
+            seconds = status.round_seconds - status.link_seconds_of(row)
+            is_short = scale * seconds * (1 + ROUNDING_TOLERANCE) < shares[row]
+            if not (row[is_short] > 0).any():
+                return RowChoice(row, shares[row] * status.full_macs, is_short)
+            row = np.maximum(row - is_short, 0)
 
 
 FULL_NETWORK = PerRound(CostRows((1.0,)))  # the full network, whatever the speed

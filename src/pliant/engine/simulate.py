@@ -26,7 +26,7 @@ from pliant.engine.round_rules import TaskOutcome, select_devices
 from pliant.engine.run_inputs import check_inputs, describe_inputs, describe_method
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.timetable import RoundTasks, Timetable, build_timetable, compute_start_status
-from pliant.methods.base import HasExtraUpload, Method, TaskKey, Update
+from pliant.methods.base import HasExtraUpload, Method, SendsSubnets, TaskKey, Update
 from pliant.methods.state import init_states
 from pliant.methods.validation import accept_valid
 from pliant.params import get_params, nbytes
@@ -138,7 +138,7 @@ class SimulatedDevices:
         return devices
 
     def dispatch(self, run: Run, devices: list[int]) -> None:
-        self._timetable, self._tasks = _schedule_round(run, np.array(devices, np.int64))
+        self._timetable, self._tasks = schedule_round(run, np.array(devices, np.int64))
 
     def collect(self, run: Run) -> RoundResult:
         updates, rejections = _train_round(run, self._pool, self._timetable, self._tasks)
@@ -153,7 +153,7 @@ class SimulatedDevices:
         return RoundResult(updates, tasks, run.state.seconds + self._timetable.closed_at, states)
 
 
-def _schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
+def schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
     context, settings, now = run.context, run.settings, run.state.seconds
     sizes = _compute_batch_sizes(context, devices)
     full_macs = sizes * context.full_macs
@@ -163,11 +163,18 @@ def _schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]
     up = method.extra_upload_bytes(context.net) if isinstance(method, HasExtraUpload) else 0
     tasks = RoundTasks(devices, full_macs, param_bytes + down, param_bytes + up)
     policy = context.budget_policy
+
+    def make_packed_tasks(rows: IntArray) -> RoundTasks:
+        sent = _count_sent_bytes(run, devices, rows, param_bytes)
+        return RoundTasks(devices, full_macs, sent + down, sent + up)
+
     if policy.is_per_round and policy is not FULL_NETWORK:  # a subnet may be sent: fewer bytes
-        status = compute_start_status(run.fleet, tasks, seed=settings.seed, start=now)
+        tasks_of = make_packed_tasks if isinstance(method, SendsSubnets) else None
+        status = compute_start_status(
+            run.fleet, tasks, seed=settings.seed, start=now, tasks_of=tasks_of
+        )
         choice = policy.choose(status)
-        sent = _count_sent_bytes(run, devices, choice.row, param_bytes)
-        tasks = RoundTasks(devices, full_macs, sent + down, sent + up)
+        tasks = make_packed_tasks(choice.row)
         policy = FixedChoice(status, choice)
     task_index = {device: index for index, device in enumerate(devices.tolist())}
 
@@ -202,7 +209,7 @@ def _count_sent_bytes(
         key = TaskKey(run.settings.seed, run.state.next_round, device)
         subnet = run.context.subnet_to_send(row, key)
         if subnet is not None:
-            sent[index] = nbytes(net.take(run.state.server_state.params, subnet))
+            sent[index] = net.count_bytes(run.state.server_state.params, subnet)
     return sent
 
 

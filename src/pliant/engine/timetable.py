@@ -72,6 +72,7 @@ def make_tasks(
     )
 
 
+TasksOfFn = Callable[[IntArray], RoundTasks]  # one row per device -> tasks
 StepCostFn = Callable[[IntArray, int, RowChoice], FloatArray]  # (devices, step, choice) -> MACs
 
 _DEFAULT_RULES = RoundRules()
@@ -198,9 +199,16 @@ def _assemble_timetable(
 
 
 def compute_start_status(
-    fleet: Fleet, tasks: RoundTasks, *, seed: int = 0, start: float = 0.0
+    fleet: Fleet,
+    tasks: RoundTasks,
+    *,
+    seed: int = 0,
+    start: float = 0.0,
+    tasks_of: TasksOfFn | None = None,
 ) -> DeviceStatus:
     """Return the status of devices at the start of a round, when a per-round policy chooses.
+
+    `tasks_of` gives the tasks of devices that get these rows, if the row decides what is sent.
 
     >>> import numpy as np
     >>> from pliant.devices import ConstantTrace, CostRows, Fleet, PerRound
@@ -214,7 +222,12 @@ def compute_start_status(
     speeds = _compute_speeds(fleet, tasks, seed, start, fleet.round_seconds)
     everyone = np.arange(len(tasks.devices))
     speed = speeds.speed(np.zeros(len(everyone)))
-    return _build_status(tasks, timing, everyone, 0, timing.compute_start, speed)
+    status = _build_status(tasks, timing, everyone, 0, timing.compute_start, speed)
+    if tasks_of is None:
+        return status
+    return status._replace(
+        link_seconds_of=lambda rows: _compute_timing(fleet, tasks_of(rows), seed).link_seconds
+    )
 
 
 class _RoundTiming(NamedTuple):
@@ -222,6 +235,10 @@ class _RoundTiming(NamedTuple):
     compute_start: FloatArray  # when the download is done
     upload_seconds: FloatArray
     full_macs_left: FloatArray  # (device, step)
+
+    @property
+    def link_seconds(self) -> FloatArray:
+        return self.compute_start + self.upload_seconds
 
 
 class _StepLog(NamedTuple):
@@ -273,6 +290,7 @@ def _build_status(
         tasks.full_macs[active, step],
         timing.full_macs_left[active, step],
         timing.full_macs_left[active, 0],
+        timing.link_seconds[active],
     )
 
 

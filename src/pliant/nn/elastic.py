@@ -187,14 +187,27 @@ class Elastic:
     def count_params(self, subnet: Subnet) -> int:
         """Return the number of entries in a subnet's parameters and buffers."""
         self.check_subnet(subnet)
-        total = 0
+        return sum(self._count_entries(subnet).values())
+
+    def count_bytes(self, params: Tensors, subnet: Subnet) -> int:
+        """Return the bytes of the subnet's part of these full-size parameters and buffers."""
+        self.check_subnet(subnet)
+        counts = self._count_entries(subnet)
+        return sum(
+            counts.get(name, tensor.numel()) * tensor.element_size()
+            for name, tensor in params.items()
+        )
+
+    def _count_entries(self, subnet: Subnet) -> dict[str, int]:
+        """Return the number of entries in each of a subnet's parameters and buffers."""
+        kept, counts = SubnetCounts(subnet), {}
         for name, shape in self.program.param_shapes.items():
             sizes = list(shape)
             for dim, spans in enumerate(self.program.slicings.get(name, ())):
                 if spans is not None:
-                    sizes[dim] = channels.count(spans, subnet.masks)
-            total += prod(sizes)
-        return total
+                    sizes[dim] = kept.count(spans)
+            counts[name] = prod(sizes)
+        return counts
 
     def _make_counts(
         self, rates_or_subnet: Rates | Subnet, sampling: Sampling = "bernoulli"
