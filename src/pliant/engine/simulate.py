@@ -144,7 +144,7 @@ class SimulatedDevices:
         updates, rejections = _train_round(run, self._pool, self._timetable, self._tasks)
         if len(updates) < run.settings.rules.quorum_size(run.target_updates):
             updates = []  # rejected updates do not count, so the round is void
-        tasks = _build_task_records(run, self._timetable, self._tasks, updates, rejections)
+        tasks = _build_task_records(run, self._timetable, updates, rejections)
         states = {
             update.device: update.device_state
             for update in updates
@@ -154,6 +154,7 @@ class SimulatedDevices:
 
 
 def schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
+    """Return the timetable of the next round with these devices, and their tasks."""
     context, settings, now = run.context, run.settings, run.state.seconds
     sizes = _compute_batch_sizes(context, devices)
     full_macs = sizes * context.full_macs
@@ -251,15 +252,13 @@ def _train_round(
 def _build_task_records(
     run: Run,
     timetable: Timetable,
-    tasks: RoundTasks,
     updates: list[Update],
     rejections: dict[int, str],
 ) -> list[TaskRecord]:
     """Return what each task of a round cost and how it ended."""
     costs = run.fleet.get_costs(timetable.devices, seed=run.settings.seed)
     updates_by_device = {update.device: update for update in updates}
-    up = np.where(np.isfinite(timetable.arrival), tasks.up_bytes, 0.0)
-    joules = compute_joules(costs, timetable.spent, tasks.down_bytes + up)
+    joules = compute_joules(costs, timetable.spent, timetable.down + timetable.up)
     # a device whose update does not count stops when the round closes
     limit = np.where(timetable.used_steps > 0, np.inf, timetable.closed_at)[:, None]
     started = (timetable.start < limit).sum(axis=1).tolist()
@@ -279,8 +278,8 @@ def _build_task_records(
                 macs=float(timetable.spent[index]),
                 useful=float(timetable.useful[index]) if update else 0.0,
                 available=float(timetable.available[index]),
-                down=int(tasks.down_bytes[index]),
-                up=int(up[index]),
+                down=int(timetable.down[index]),
+                up=int(timetable.up[index]),
                 seconds=float(timetable.busy[index]),
                 joules=float(joules[index]),
                 loss=update.loss if update else None,

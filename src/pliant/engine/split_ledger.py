@@ -43,7 +43,7 @@ def _build_record(
         steps=costs.steps if is_merged else 0,
         macs=costs.macs,
         useful=costs.macs if is_merged else 0.0,
-        available=max(available, costs.macs),
+        available=available,
         down=costs.down,
         up=costs.up,
         seconds=costs.busy,

@@ -111,6 +111,8 @@ class Timetable:
     spent: FloatArray  # MACs, of which
     useful: FloatArray  # MACs
     available: FloatArray  # MACs that the device could have computed until the round closed
+    down: FloatArray  # bytes received: fewer than sent if the device left or the round closed
+    up: FloatArray  # bytes of an update that arrived before the round closed
     closed_at: float
 
 
@@ -166,7 +168,7 @@ def build_timetable(
         round_seconds=length,
         deadline=deadline,
     )
-    return _assemble_timetable(tasks, speeds, timing, log, cutoff, closure)
+    return _assemble_timetable(tasks, speeds, timing, log, cutoff, dropout_times, closure)
 
 
 def _assemble_timetable(
@@ -175,12 +177,15 @@ def _assemble_timetable(
     timing: "_RoundTiming",
     log: "_StepLog",
     cutoff: FloatArray,
+    dropout_times: FloatArray,
     closure: RoundClosure,
 ) -> Timetable:
     outcomes, closed_at = closure.outcomes, closure.closed_at
     is_used = (outcomes == TaskOutcome.FINISHED) | (outcomes == TaskOutcome.PARTIAL)
-    stop_times = np.maximum(np.minimum(log.finish_times(tasks), cutoff), timing.compute_start)
+    stop_times = np.minimum(log.finish_times(tasks), cutoff)
     stop_times = np.where(is_used, stop_times, np.minimum(stop_times, closed_at))
+    stop_times = np.maximum(stop_times, timing.compute_start)
+    busy = stop_times - timing.compute_start
     steps_done = (log.end <= stop_times[:, None]).sum(axis=1)
     used_steps = np.where(is_used, steps_done, 0)
     interrupted = _compute_interrupted_macs(speeds, log, steps_done, stop_times)
@@ -190,12 +195,25 @@ def _assemble_timetable(
         outcomes,
         used_steps,
         closure.arrival,
-        busy=stop_times - timing.compute_start,
+        busy=busy,
         spent=_sum_first(log.macs, steps_done) + interrupted,
         useful=_sum_first(log.macs, used_steps),
-        available=speeds.work(np.maximum(stop_times, closed_at)),  # rounding may end a step later
+        # rounding may end a step after the close
+        available=speeds.work(np.maximum(np.where(busy > 0, stop_times, 0.0), closed_at)),
+        down=_count_received_bytes(tasks, timing, np.minimum(dropout_times, closed_at)),
+        up=np.where(closure.arrival <= closed_at, tasks.up_bytes, 0.0),
         closed_at=closed_at,
     )
+
+
+def _count_received_bytes(
+    tasks: RoundTasks, timing: "_RoundTiming", until: FloatArray
+) -> FloatArray:
+    """Return the whole bytes of its download that each device has received by its own time."""
+    sending = timing.compute_start - timing.latency
+    share = np.clip((until - timing.latency) / np.where(sending > 0, sending, np.inf), 0.0, 1.0)
+    is_complete = until >= timing.compute_start
+    return np.where(is_complete, tasks.down_bytes, np.floor(share * tasks.down_bytes))
 
 
 def compute_start_status(
@@ -232,6 +250,7 @@ def compute_start_status(
 
 class _RoundTiming(NamedTuple):
     round_seconds: float
+    latency: FloatArray
     compute_start: FloatArray  # when the download is done
     upload_seconds: FloatArray
     full_macs_left: FloatArray  # (device, step)
@@ -259,6 +278,7 @@ def _compute_timing(fleet: Fleet, tasks: RoundTasks, seed: int) -> _RoundTiming:
     costs = fleet.get_costs(tasks.devices, seed=seed)
     return _RoundTiming(
         fleet.round_seconds,
+        costs.latency,
         np.where(tasks.down_bytes > 0, costs.latency + tasks.down_bytes / costs.down, 0.0),
         np.where(tasks.up_bytes > 0, costs.latency + tasks.up_bytes / costs.up, 0.0),
         np.cumsum(tasks.full_macs[:, ::-1], axis=1)[:, ::-1],
