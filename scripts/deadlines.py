@@ -1,13 +1,17 @@
-"""Print what methods plan with slow links; nothing is trained.
+"""Print what methods plan with slow links, and who finishes when speeds change; nothing is trained.
 
     python scripts/deadlines.py links
+    python scripts/deadlines.py changes
 
-`links`: speed 0.9; the whole network takes this share of the round, each way.
+DenseNet-40 with 15 mini-batches per round. `links`: speed 0.9; the whole network takes this share
+of the round, each way. `changes`: speeds from U[1/4, 1], redrawn 0, 1, 2 and 4 times per round; the
+share of devices that finish under `discard`, with a grace of 3 % and (in brackets) without.
 """
 
 import argparse
 import sys
 from collections.abc import Mapping
+from itertools import product
 
 import numpy as np
 import torch
@@ -16,6 +20,7 @@ import pliant as pl
 from pliant.devices import Fleet
 from pliant.engine.local_work import build_context
 from pliant.engine.round_loop import Run
+from pliant.engine.round_rules import TaskOutcome
 from pliant.engine.run_store import RunState
 from pliant.engine.simulate import schedule_round
 from pliant.engine.timetable import Timetable
@@ -23,6 +28,7 @@ from pliant.methods.base import Method, TaskKey
 from pliant.params import get_params, nbytes
 
 SAMPLES, DEVICES = 475, 200  # as on CIFAR-10 with a proxy: 15 mini-batches of 32
+LAMBDAS = (0.0, 1.0, 2.0, 4.0)
 LINK_SHARES = (0.0, 0.05, 0.2, 0.4)
 PACKED: Mapping[str, Method] = {
     "feddropout": pl.FedDropout(),
@@ -35,6 +41,17 @@ ADAPTIVE: Mapping[str, Method] = {
     "distreal": pl.Distreal(),
     "distreal, paced": pl.Distreal(budget="paced"),
     "coherent": pl.Coherent(),
+}
+
+
+CHANGING = ADAPTIVE | {
+    "fjord, dynamic": pl.Fjord(dynamic=True),
+    "feddropout": pl.FedDropout(),
+    "feddropout, margin 0.7": pl.FedDropout(margin=0.7),
+    "heterofl": pl.HeteroFl(),
+    "heterofl, fine": pl.HeteroFl(fine=True),
+    "fjord": pl.Fjord(),
+    "fedavg": pl.FedAvg(),
 }
 
 
@@ -77,6 +94,29 @@ def measure_sent_share(run: Run, row: int) -> float:
     return 1.0 if subnet is None else nbytes(net.take(params, subnet)) / nbytes(params)
 
 
+def print_changes() -> None:
+    """Print the share of devices that finish, for each time model, method and lambda."""
+    print_row("changes", "cost", "method", *(f"lambda {per_round:g}" for per_round in LAMBDAS))
+    for changes, cost in product(("anytime", "batch"), ("realised", "expected")):
+        for name, method in CHANGING.items():
+            run = make_run(method, Fleet(size=DEVICES))
+            print_row(
+                changes, cost, name, *(describe_share(run, changes, cost, x) for x in LAMBDAS)
+            )
+
+
+def describe_share(run: Run, changes: str, cost: str, per_round: float) -> str:
+    speed = pl.ChangingTrace(low=0.25, high=1.0, per_round=per_round)
+    run.fleet = Fleet(size=DEVICES, speed=speed)
+    run.settings = pl.RunSettings(
+        per_round=DEVICES, rules=pl.RoundRules(changes=changes, cost=cost)
+    )
+    timetable = schedule(run)
+    finished = timetable.outcomes == TaskOutcome.FINISHED
+    in_length = finished & (timetable.arrival <= run.fleet.round_seconds * (1 + 1e-8))
+    return f"{finished.mean():.0%} ({in_length.mean():.0%})"
+
+
 def make_run(method: Method, fleet: Fleet) -> Run:
     """Prepare a run of DenseNet-40 on blank images, of which only the schedule is of interest."""
     pixels = torch.zeros((1, 3, 32, 32), dtype=torch.uint8).expand(SAMPLES, -1, -1, -1)
@@ -99,7 +139,7 @@ def print_row(*cells: str) -> None:
     sys.stdout.flush()
 
 
-TABLES = {"links": print_links}
+TABLES = {"links": print_links, "changes": print_changes}
 
 if __name__ == "__main__":
     main()

@@ -18,6 +18,10 @@ from pliant.engine.timetable import build_timetable, make_tasks
 NEVER = np.inf
 
 
+def make_strict_rules(**fields):
+    return RoundRules(**{"grace": 0.0} | fields)
+
+
 def close(rules, arrival, *, steps_done=None, dropout_times=None, target=None):
     count = len(arrival)
     return close_round(
@@ -38,23 +42,32 @@ def names(closure):
 def run_device(speed, policy=FULL_NETWORK, **rules):
     """Build the timetable of one device with four mini-batches."""
     fleet, tasks = Fleet(size=1, speed=ConstantTrace(speed)), make_tasks(np.array([0]), 4, 10.0)
-    return build_timetable(fleet, policy, tasks, RoundRules(**rules))
+    return build_timetable(fleet, policy, tasks, make_strict_rules(**rules))
 
 
 def test_late_work_is_lost_or_sent():
     arrival, steps_done = [0.5, NEVER, NEVER], [4, 2, 0]
-    lost = close(RoundRules(), arrival, steps_done=steps_done)
+    lost = close(make_strict_rules(), arrival, steps_done=steps_done)
     assert names(lost) == ["FINISHED", "LATE", "LATE"]
-    sent = close(RoundRules(late="partial"), arrival, steps_done=steps_done)
+    sent = close(make_strict_rules(late="partial"), arrival, steps_done=steps_done)
     assert names(sent) == ["FINISHED", "PARTIAL", "LATE"]
     assert sent.arrival.tolist() == [0.5, 1.0, NEVER]
 
 
 def test_a_round_lasts_its_length_unless_it_closes_early():
-    assert close(RoundRules(), [0.5, 0.7]).closed_at == 1.0
-    assert close(RoundRules(close_early=True), [0.5, 0.7]).closed_at == 0.7
-    assert close(RoundRules(close_early=True), [0.5, NEVER]).closed_at == 1.0
-    assert close(RoundRules(grace=0.1), [0.5, 1.05]).closed_at == 1.05
+    assert close(make_strict_rules(), [0.5, 0.7]).closed_at == 1.0
+    assert close(make_strict_rules(close_early=True), [0.5, 0.7]).closed_at == 0.7
+    assert close(make_strict_rules(close_early=True), [0.5, NEVER]).closed_at == 1.0
+    assert close(make_strict_rules(grace=0.1), [0.5, 1.05]).closed_at == 1.05
+
+
+def test_the_server_waits_during_the_grace_only_for_devices_that_have_not_sent():
+    rules = RoundRules(grace=0.1)
+    assert close(rules, [0.5, NEVER]).closed_at == 1.1
+    assert close(rules, [0.5, 0.7], target=3).closed_at == 1.0
+    assert close(rules, [0.5, 1.05], target=3).closed_at == 1.05
+    assert close(rules, [], target=3).closed_at == 1.0
+    assert close(RoundRules(late="wait"), [], target=3).closed_at == 1.0  # else time would stop
 
 
 def test_a_target_above_the_selected_devices_is_reached_when_all_have_answered():
@@ -70,8 +83,8 @@ def test_a_round_without_devices_lasts_until_the_deadline(rules):
 
 
 def test_the_first_updates_count_and_the_rest_are_surplus():
-    arrival, rules = [0.9, 0.5, NEVER, 0.7], RoundRules(over_selection=0.5, close_early=True)
-    late = close(RoundRules(over_selection=0.5), arrival, target=2)
+    arrival, rules = [0.9, 0.5, NEVER, 0.7], make_strict_rules(over_selection=0.5, close_early=True)
+    late = close(make_strict_rules(over_selection=0.5), arrival, target=2)
     assert names(late) == ["SURPLUS", "FINISHED", "LATE", "FINISHED"]
     early = close(rules, arrival, target=2)
     assert names(early) == ["SURPLUS", "FINISHED", "SURPLUS", "FINISHED"]
@@ -79,17 +92,19 @@ def test_the_first_updates_count_and_the_rest_are_surplus():
 
 
 def test_too_few_updates_make_a_round_void():
-    few = close(RoundRules(quorum=0.75), [0.5, 0.6, NEVER, NEVER])
+    few = close(make_strict_rules(quorum=0.75), [0.5, 0.6, NEVER, NEVER])
     assert names(few) == ["VOID", "VOID", "LATE", "LATE"]
-    enough = close(RoundRules(quorum=0.75), [0.5, 0.6, 0.7, NEVER])
+    enough = close(make_strict_rules(quorum=0.75), [0.5, 0.6, 0.7, NEVER])
     assert names(enough) == ["FINISHED", "FINISHED", "FINISHED", "LATE"]
 
 
 def test_a_device_that_leaves_before_its_update_arrives_is_dropped():
     dropout_times = [0.6, 0.4, 0.9]
-    closed = close(RoundRules(late="partial"), [0.5, 0.5, NEVER], dropout_times=dropout_times)
+    closed = close(
+        make_strict_rules(late="partial"), [0.5, 0.5, NEVER], dropout_times=dropout_times
+    )
     assert names(closed) == ["FINISHED", "DROPPED", "DROPPED"]
-    waiting = close(RoundRules(late="wait"), [0.5, 0.5, NEVER], dropout_times=dropout_times)
+    waiting = close(make_strict_rules(late="wait"), [0.5, 0.5, NEVER], dropout_times=dropout_times)
     assert waiting.closed_at == 0.9
 
 
@@ -126,7 +141,12 @@ def test_grace_accepts_updates_that_are_a_little_late():
     assert saved.closed_at == pytest.approx(1 / 0.99)
 
 
-def test_devices_do_not_count_on_the_grace():
+def test_every_method_has_the_same_grace_by_default():
+    assert RoundRules().grace == 0.03
+    assert run_device(0.98, late="partial", grace=RoundRules().grace).closed_at > 1.0
+
+
+def test_devices_plan_without_the_grace():
     policy = PerBatch(CostRows((0.25, 0.5, 0.51, 1.0)), "paced")
     assert run_device(0.5, policy, grace=0.5).row.tolist() == [[1, 1, 1, 1]]
 

@@ -129,7 +129,7 @@ def test_two_methods_see_the_same_devices_and_the_same_data(tmp_path):
     assert len(methods[0].seen) == SETTINGS.rounds * SETTINGS.per_round
 
     def measure_available(method, folder):
-        settings = replace(SETTINGS, rules=RoundRules())  # rounds of the same length
+        settings = replace(SETTINGS, rules=RoundRules(grace=0.0))  # rounds of the same length
         run(method, folder=folder, settings=settings)
         return [(task.round, task.device, task.available) for task in load_tasks(folder)]
 
@@ -179,7 +179,8 @@ def test_over_selection_merges_no_more_than_the_target():
 
 def test_a_round_without_available_devices_passes():
     fleet = Fleet(size=12, speed=OnOffWindows(windows=((2.0, 4.0),), period=4.0))
-    records = run(fleet=fleet, settings=replace(SETTINGS, rounds=4, select="available"))
+    settings = replace(SETTINGS, rounds=4, select="available", rules=RoundRules())
+    records = run(fleet=fleet, settings=settings)
     assert [record.tasks for record in records] == [0, 0, 4, 4]
     assert [record.seconds for record in records] == [1.0, 2.0, 3.0, 4.0]
 

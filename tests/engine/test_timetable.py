@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ THREE_ROWS = CostRows((0.25, 0.5, 1.0))
 BASIC_POLICIES = [FULL_NETWORK, PerRound(ROWS), PerBatch(ROWS), PerBatch(ROWS, "paced")]
 POLICIES = [*BASIC_POLICIES, PerRound(ROWS, margin=0.7)]
 DEVICES = np.arange(12)
+STRICT = RoundRules(grace=0.0)
 
 few_examples = settings(max_examples=25)
 rates = st.sampled_from([0.0, 0.5, 2.0, 8.0])
@@ -24,6 +26,7 @@ rules = st.builds(
     quorum=st.sampled_from([0.0, 0.8]),
     dropout=st.sampled_from([0.0, 0.3]),
     close_early=st.booleans(),
+    cost=st.sampled_from(["realised", "expected"]),
 )
 
 
@@ -32,10 +35,10 @@ def make_fleet(per_round, round_seconds=1.0):
     return Fleet(size=100, speed=speed, round_seconds=round_seconds)
 
 
-def run_device(speed, policy=FULL_NETWORK, late="discard", batches=4):
+def run_device(speed, policy=FULL_NETWORK, late="discard", batches=4, changes="anytime"):
     """Build the timetable of one device, whose mini-batches take 10 MACs with the full network."""
     fleet, tasks = Fleet(size=1, speed=speed), make_tasks(np.array([0]), batches, 10.0)
-    return build_timetable(fleet, policy, tasks, RoundRules(late=late))
+    return build_timetable(fleet, policy, tasks, RoundRules(late=late, grace=0.0, changes=changes))
 
 
 def noisy(active, step, choice):
@@ -49,6 +52,41 @@ def test_a_speed_change_within_a_mini_batch_counts_from_its_instant():
     assert table.start.tolist() == [[0.0, 1.25]]
     assert table.end.tolist() == [[1.25, 3.25]]
     assert table.closed_at == 3.25
+
+
+def test_a_speed_that_changes_between_mini_batches_holds_for_a_whole_one():
+    # the first mini-batch keeps full speed although it falls to a quarter; the second has a quarter
+    slowing = devices.SteppedTrace(times=(0.0, 0.25), speeds=(1.0, 0.25))
+    table = run_device(slowing, late="wait", batches=2, changes="batch")
+    assert table.start.tolist() == [[0.0, 0.5]]
+    assert table.end.tolist() == [[0.5, 2.5]]
+    # by the deadline the second has had 0.5 s at 5 MAC/s
+    late = run_device(slowing, batches=2, changes="batch")
+    assert (late.spent.tolist(), late.available.tolist()) == ([12.5], [12.5])
+
+
+def test_a_mini_batch_that_starts_in_a_pause_waits_for_its_end_and_keeps_that_speed():
+    paused = devices.SteppedTrace(times=(0.0, 0.25, 0.5), speeds=(0.0, 1.0, 0.1))
+    table = run_device(paused, late="wait", batches=1, changes="batch")
+    assert table.end.tolist() == [[1.25]]
+    assert run_device(paused, batches=1, changes="batch").spent.tolist() == [7.5]
+    never = run_device(ConstantTrace(0.0), batches=1, changes="batch")
+    assert (never.outcomes.tolist(), never.spent.tolist()) == ([TaskOutcome.LATE], [0.0])
+
+
+@pytest.mark.parametrize("policy", [PerBatch(ROWS), PerBatch(ROWS, "paced")])
+@pytest.mark.parametrize("per_round", [0.0, 1.0, 4.0])
+def test_if_speeds_change_between_mini_batches_and_costs_are_expected_adaptive_devices_finish(
+    policy, per_round
+):
+    rules = RoundRules(grace=0.0, changes="batch", cost="expected")
+    table = build_timetable(
+        make_fleet(per_round), policy, make_tasks(DEVICES, 6, 1e6), rules, step_cost=noisy
+    )
+    is_short = table.is_short.any(axis=1)
+    assert (table.outcomes[~is_short] == TaskOutcome.FINISHED).all()
+    assert is_short.sum() < 3
+    assert np.array_equal(table.macs, table.planned)
 
 
 def test_discard_loses_and_partial_sends_finished_steps():
@@ -91,7 +129,7 @@ def test_download_and_upload_take_their_time():
     assert table.arrival == pytest.approx([0.95])  # 0.1 down, 0.5 training, 0.35 up
     # half the speed: training would end at 1.1, and the upload must start by 0.65
     slow = Fleet(size=1, speed=ConstantTrace(0.5), classes=(link,), macs_per_second=20.0)
-    partial = build_timetable(slow, FULL_NETWORK, tasks, RoundRules(late="partial"))
+    partial = build_timetable(slow, FULL_NETWORK, tasks, RoundRules(late="partial", grace=0.0))
     assert partial.used_steps.tolist() == [1]
     assert partial.spent == pytest.approx([5.5])
     paced = build_timetable(slow, PerBatch(THREE_ROWS, "paced"), tasks)
@@ -135,6 +173,26 @@ def test_timetables_conserve_work(per_round, policy, rule, start):
     assert table.spent == pytest.approx(speeds.work(table.busy), rel=1e-9)
     assert (table.useful <= table.spent * (1 + 1e-12)).all()
     assert (table.spent <= table.available * (1 + 1e-8)).all()
+
+
+@few_examples
+@given(per_round=rates, policy=policies, rule=rules, start=st.sampled_from([0.0, 17.25]))
+def test_work_is_conserved_if_speeds_change_between_mini_batches(per_round, policy, rule, start):
+    fleet, tasks = make_fleet(per_round), make_tasks(DEVICES, 1 + DEVICES % 5, 1e6)
+    rule = msgspec.structs.replace(rule, changes="batch")
+    table = build_timetable(fleet, policy, tasks, rule, start=start, step_cost=noisy)
+    full_speed = tasks.full_macs.sum(axis=1)
+    for index, step in zip(*np.nonzero(np.isfinite(table.end)), strict=True):
+        speed = fleet.device(int(DEVICES[index])).speed(start + table.start[index, step])
+        seconds = table.end[index, step] - table.start[index, step]
+        assert seconds * speed * full_speed[index] == pytest.approx(table.macs[index, step])
+    assert (table.useful <= table.spent * (1 + 1e-12)).all()
+    assert (table.spent <= table.available * (1 + 1e-8)).all()
+    if per_round == 0:
+        anytime = msgspec.structs.replace(rule, changes="anytime")
+        other = build_timetable(fleet, policy, tasks, anytime, start=start, step_cost=noisy)
+        assert table.spent == pytest.approx(other.spent)
+        assert table.available == pytest.approx(other.available)
 
 
 @few_examples
@@ -219,7 +277,7 @@ def test_a_device_has_the_same_timetable_alone_and_with_others(per_round, policy
 def test_all_methods_see_the_same_traces(per_round, start, seed):
     tasks = make_tasks(DEVICES, 6, 1e6)
     tables = [
-        build_timetable(make_fleet(per_round), policy, tasks, seed=seed, start=start)
+        build_timetable(make_fleet(per_round), policy, tasks, STRICT, seed=seed, start=start)
         for policy in POLICIES
     ]
     for table in tables[1:]:
@@ -261,7 +319,7 @@ def run_reference(device, steps, full, margin=1.0, choose=None):
 )
 def test_the_timetable_agrees_with_a_simple_reference(per_round, policy, choose):
     fleet = make_fleet(per_round)
-    table = build_timetable(fleet, policy, make_tasks(DEVICES, 5, 1e6))
+    table = build_timetable(fleet, policy, make_tasks(DEVICES, 5, 1e6), STRICT)
     for index, device in enumerate(DEVICES):
         ends = run_reference(fleet.device(int(device)), 5, 1e6, choose=choose)
         assert np.isfinite(table.end[index]).sum() == len(ends)

@@ -22,7 +22,8 @@ TABLE = CostRows(tuple(np.linspace(0.25, 1.0, 64).tolist()))  # DISTREAL's table
 LEVELS = CostRows((0.146, 0.252, 0.527, 1.0))  # HeteroFL on DenseNet-40: widths 0.7³ … 0.7⁰
 WIDTHS = CostRows(tuple(width**2 for width in np.linspace(0.5, 1.0, 11).tolist()))
 
-DISCARD, PARTIAL, GRACE = RoundRules(), RoundRules(late="partial"), RoundRules(grace=0.03)
+DISCARD, PARTIAL = RoundRules(grace=0.0), RoundRules(late="partial", grace=0.0)
+GRACE = RoundRules(grace=0.03)
 NOISE = {
     step: 0.07 * rng_stream(0, "noise", step).standard_normal(len(DEVICES)) for step in range(16)
 }

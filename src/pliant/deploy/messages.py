@@ -31,7 +31,7 @@ class TrainRequest(Struct, frozen=True):
     pace: Pace = "measured"
     row: int | None = None  # if the server chooses it
     macs: float = 0.0  # expected of the first mini-batch, if the server chooses the row
-    seconds: float = 0.0  # from the request's arrival to the reply
+    seconds: float = 0.0  # from the request's arrival to the reply, without the grace
     merged_round: int | None = None  # the last round in which this device's update was merged
     compression: AnyCompression = Uncompressed()
 

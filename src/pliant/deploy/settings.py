@@ -12,11 +12,11 @@ Pace = Literal["measured", "simulated"]
 class ServerSettings(Value, frozen=True):
     """How long a server waits for real devices, and how they compress their updates.
 
-    A device has `fleet.round_seconds` from the arrival of its request. The server waits `allowance`
-    longer, as Flower polls every three seconds on both sides and starts a process per message. The
-    first round waits up to `patience` for devices, later rounds up to `allowance`; then a round
-    starts with the devices that are online. A round without a merged update is repeated from the
-    same model, up to `retries` times in a row.
+    A device has `fleet.round_seconds` from the arrival of its request, and the rules' `grace`. The
+    server waits `allowance` longer, as Flower polls every three seconds on both sides and starts a
+    process per message. The first round waits up to `patience` for devices, later rounds up to
+    `allowance`; then a round starts with the devices that are online. A round without a merged
+    update is repeated from the same model, up to `retries` times in a row.
     """
 
     allowance: NonNegative = 15.0  # seconds

@@ -77,6 +77,26 @@ class PiecewiseConstant:
         end = np.where(work > 0, np.maximum(end, at), at)
         return np.where(is_never, np.inf, end)
 
+    def finish_time_held(self, at: FloatArray, work: FloatArray) -> FloatArray:
+        """Return when each device has done `work` if it keeps the speed that it starts with.
+
+        A paused device starts when its pause ends.
+        """
+        start = self._find_active(at)
+        speed = np.where(np.isfinite(start), self.speed(start), 1.0)
+        return start + work / speed
+
+    def held_work(self, start: FloatArray, end: FloatArray) -> FloatArray:
+        """Return the work of each device from start to end at the speed that it starts with."""
+        active = np.minimum(self._find_active(start), end)
+        return self.speed(active) * (end - active)
+
+    def _find_active(self, at: FloatArray) -> FloatArray:
+        """Return the first time from `at` on when each device's speed is above 0, or infinity."""
+        is_later = (self.times > at[:, None]) & (self.levels > 0)
+        later = np.where(is_later, self.times, np.inf).min(axis=1)
+        return np.where(self.speed(at) > 0, at, later)
+
     @cached_property
     def _all_devices(self) -> IntArray:
         return np.arange(len(self.times))

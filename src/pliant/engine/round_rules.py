@@ -31,8 +31,11 @@ class RoundRules(Value, frozen=True):
     """How the server handles devices that are late, leave or are too few, whatever the method.
 
     `late` applies to a device that is not done at the deadline: `discard` loses its work, `partial`
-    sends the steps done so far, `wait` keeps the round open until all are done. `grace` extends the
-    deadline by this share of the round, unknown to the devices. `over_selection` selects this share
+    sends the steps done so far, `wait` keeps the round open until all are done. `grace` is the
+    tolerance of the deadline, as a share of the round: devices plan without it, but work on and
+    send until it is over. `changes` says when speeds change: at any time, or only between
+    mini-batches. `cost` says how long a mini-batch takes: by the MACs of the subnet drawn, or by
+    those that its row of the table leads to expect. `over_selection` selects this share
     of extra devices; the first updates to arrive count. `quorum` is the share of the target number
     of updates below which a round is void; rejected updates do not count. `dropout` is the
     probability that a device leaves during the round. `close_early` closes the round as soon as the
@@ -44,7 +47,9 @@ class RoundRules(Value, frozen=True):
     """
 
     late: Literal["discard", "partial", "wait"] = "discard"
-    grace: NonNegative = 0.0
+    grace: NonNegative = 0.03
+    changes: Literal["anytime", "batch"] = "anytime"
+    cost: Literal["realised", "expected"] = "realised"
     over_selection: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
     quorum: Fraction = 0.0
     dropout: Fraction = 0.0
@@ -155,6 +160,8 @@ def close_round(
         # a waiting server sees devices leave
         departures = dropout_times[outcomes == TaskOutcome.DROPPED]
         closed_at = max(last_arrival, float(departures.max(initial=0.0)))
+    elif not len(arrival):  # there is nobody to wait for
+        closed_at = round_seconds
     if is_target_reached and closed_at < deadline:
         is_open = dropout_times > closed_at
         is_open[merged] = False

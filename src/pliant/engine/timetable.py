@@ -94,7 +94,7 @@ class Timetable:
     >>> table = build_timetable(fleet, FULL_NETWORK, tasks, RoundRules(late="partial"))
     >>> outcome = TaskOutcome(table.outcomes[0]).name
     >>> outcome, int(table.used_steps[0]), float(table.useful[0]), table.spent.round(6)
-    ('PARTIAL', 3, 30.0, array([32.]))
+    ('PARTIAL', 3, 30.0, array([32.96]))
     """
 
     devices: IntArray
@@ -130,8 +130,9 @@ def build_timetable(
 ) -> Timetable:
     """Return the timetable of one round that starts at virtual time `start`.
 
-    `step_cost` gives the actual cost of a step where it differs from the plan; `target_updates` is
-    how many updates the server needs, if it has selected more devices.
+    `step_cost` gives the actual cost of a step where it differs from the plan (it is not called
+    with `cost = "expected"`); `target_updates` is how many updates the server needs, if it has
+    selected more devices.
 
     >>> import numpy as np
     >>> from pliant.devices import ConstantTrace, CostRows, Fleet, PerBatch
@@ -152,7 +153,7 @@ def build_timetable(
         speeds = _compute_speeds(fleet, tasks, seed, start, 1.01 * deadline)
         send_by = deadline - timing.upload_seconds + 2 * ROUNDING_TOLERANCE * length
         cutoff = np.minimum(send_by, dropout_times)
-        log = _run_steps(policy, tasks, speeds, timing, cutoff, step_cost)
+        log = _run_steps(policy, tasks, speeds, timing, cutoff, step_cost, rules)
         arrival = log.finish_times(tasks) + timing.upload_seconds
         is_open = np.isinf(arrival) & np.isinf(dropout_times)
         if rules.late != "wait" or not is_open.any() or deadline > _MAX_WAIT_ROUNDS * length:
@@ -168,10 +169,11 @@ def build_timetable(
         round_seconds=length,
         deadline=deadline,
     )
-    return _assemble_timetable(tasks, speeds, timing, log, cutoff, dropout_times, closure)
+    return _assemble_timetable(rules, tasks, speeds, timing, log, cutoff, dropout_times, closure)
 
 
 def _assemble_timetable(
+    rules: RoundRules,
     tasks: RoundTasks,
     speeds: PiecewiseConstant,
     timing: "_RoundTiming",
@@ -188,7 +190,12 @@ def _assemble_timetable(
     busy = stop_times - timing.compute_start
     steps_done = (log.end <= stop_times[:, None]).sum(axis=1)
     used_steps = np.where(is_used, steps_done, 0)
-    interrupted = _compute_interrupted_macs(speeds, log, steps_done, stop_times)
+    interrupted = _compute_interrupted_macs(rules, speeds, log, steps_done, stop_times)
+    spent = _sum_first(log.macs, steps_done) + interrupted
+    # rounding may end a step after the close
+    available = speeds.work(np.maximum(np.where(busy > 0, stop_times, 0.0), closed_at))
+    if rules.changes == "batch":  # while it worked, a device could do what it did
+        available += spent - (speeds.work(stop_times) - speeds.work(timing.compute_start))
     return Timetable(
         tasks.devices,
         *log,
@@ -196,10 +203,9 @@ def _assemble_timetable(
         used_steps,
         closure.arrival,
         busy=busy,
-        spent=_sum_first(log.macs, steps_done) + interrupted,
+        spent=spent,
         useful=_sum_first(log.macs, used_steps),
-        # rounding may end a step after the close
-        available=speeds.work(np.maximum(np.where(busy > 0, stop_times, 0.0), closed_at)),
+        available=available,
         down=_count_received_bytes(tasks, timing, np.minimum(dropout_times, closed_at)),
         up=np.where(closure.arrival <= closed_at, tasks.up_bytes, 0.0),
         closed_at=closed_at,
@@ -321,6 +327,7 @@ def _run_steps(
     timing: _RoundTiming,
     cutoff: FloatArray,
     step_cost: StepCostFn | None,
+    rules: RoundRules,
 ) -> _StepLog:
     """Run every device step by step until it is done or its cutoff has passed."""
     shape = tasks.full_macs.shape
@@ -333,6 +340,8 @@ def _run_steps(
         np.zeros(shape),
         np.zeros(shape, np.bool_),
     )
+    if rules.cost == "expected":
+        step_cost = None
     active, now = np.arange(shape[0]), timing.compute_start
     for step in range(shape[1]):
         is_active = (tasks.full_macs[active, step] > 0) & (now < cutoff[active])
@@ -348,7 +357,8 @@ def _run_steps(
             speed = speeds.speed(np.zeros_like(now) if policy.is_per_round else now)
             choice = policy.choose(_build_status(tasks, timing, active, step, now, speed))
         macs = choice.macs if step_cost is None else step_cost(tasks.devices[active], step, choice)
-        end = speeds.finish_time(now, macs)
+        is_held = rules.changes == "batch"
+        end = speeds.finish_time_held(now, macs) if is_held else speeds.finish_time(now, macs)
         log.start[active, step] = now
         log.end[active, step] = np.where(end <= cutoff[active], end, np.inf)
         log.row[active, step] = choice.row
@@ -367,10 +377,18 @@ def _sum_first(values: FloatArray, counts: IntArray) -> FloatArray:
 
 
 def _compute_interrupted_macs(
-    speeds: PiecewiseConstant, log: _StepLog, steps_done: IntArray, stop_times: FloatArray
+    rules: RoundRules,
+    speeds: PiecewiseConstant,
+    log: _StepLog,
+    steps_done: IntArray,
+    stop_times: FloatArray,
 ) -> FloatArray:
     """Return the MACs spent on the step in which each device stopped."""
     everyone, step = np.arange(len(steps_done)), np.minimum(steps_done, log.start.shape[1] - 1)
     step_start = np.minimum(log.start[everyone, step], stop_times)
     is_interrupted = (steps_done < log.start.shape[1]) & (step_start < stop_times)
-    return np.where(is_interrupted, speeds.work(stop_times) - speeds.work(step_start), 0.0)
+    if rules.changes == "batch":
+        macs = speeds.held_work(step_start, stop_times)
+    else:
+        macs = speeds.work(stop_times) - speeds.work(step_start)
+    return np.where(is_interrupted, macs, 0.0)

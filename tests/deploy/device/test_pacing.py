@@ -155,6 +155,23 @@ def test_another_program_does_not_change_the_curve():
     assert pacer.refine_curve().seconds == pytest.approx(CURVE.seconds)
 
 
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_device_plans_without_the_grace_but_works_on_until_it_is_over(is_partial):
+    # three full mini-batches of 0.1 s fit before 0.3 s, and a fourth within the grace
+    options = {"policy": FULL_NETWORK, "seconds": 0.301, "is_partial": is_partial}
+    counts = []
+    for grace in (0.0, 0.1, 0.2):
+        machine = Machine()
+        counts.append(len(machine.run(make_pacer(machine, grace=grace, **options))))
+    assert counts == ([3, 4, 5] if is_partial else [4, 5, 6])
+    machines = Machine(), Machine()
+    macs = [
+        machine.run(make_pacer(machine, seconds=2.0, grace=grace))
+        for machine, grace in zip(machines, (0.0, 1.0), strict=True)
+    ]
+    assert macs[0] == macs[1]
+
+
 def test_a_round_without_mini_batches_leaves_the_curve():
     machine = Machine()
     pacer = make_pacer(machine, seconds=1e-9, is_partial=True)

@@ -38,7 +38,8 @@ CHANGING = {"speed": {"type": "changing", "low": 0.3, "high": 1.0, "per_round": 
     ],
 )
 def test_simulated_pacing_ends_with_the_simulated_weights(tmp_path, method, fleet, late):
-    experiment = make_experiment(method, fleet=fleet, rules={"late": late})
+    # devices assume that every round lasts its length
+    experiment = make_experiment(method, fleet=fleet, rules={"late": late, "grace": 0.0})
     transport = InProcessTransport(make_devices(experiment, tmp_path))
     records = serve_rounds(experiment, transport, tmp_path / "run", pace="simulated")
     assert verify_records(records) == 2
@@ -129,7 +130,8 @@ def test_a_silent_device_ends_late_at_the_deadline(tmp_path):
     )
     assert verify_records(records) == 1
     assert [task.outcome for task in select_tasks(records)] == ["finished", "late", "finished"]
-    assert 60.0 + 3.0 <= records[-1].seconds <= 60.0 + 3.0 + 0.25
+    closes_at = 60.0 * (1 + experiment.rules.grace) + 3.0
+    assert closes_at <= records[-1].seconds <= closes_at + 0.25
 
 
 def test_a_round_without_updates_is_repeated_from_the_same_model(tmp_path):

@@ -161,6 +161,7 @@ class DeviceAgent:
             work,
             loaded.curve,
             seconds=request.seconds - self.encode_seconds,
+            grace=request.seconds * loaded.experiment.rules.grace,
             clock=clock,
             server_choice=None if request.row is None else (request.row, request.macs),
             slowdown=loaded.slowdown or self.limits.estimate_slowdown(host),

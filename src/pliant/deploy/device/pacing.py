@@ -33,6 +33,7 @@ class MeasuredPacer:
     curve: StepTimeCurve
     seconds: float
     clock: Callable[[], float]  # seconds since the request arrived
+    grace: float = 0.0  # further seconds in which work is still accepted
     cpu_clock: Callable[[], float] = time.process_time
     server_choice: tuple[int, float] | None = None
     slowdown: float = 1.0
@@ -63,7 +64,7 @@ class MeasuredPacer:
             return None
         row, macs = self._choose_row(step, now)
         needed = self._estimate_seconds(step, macs) if self.is_partial else 0.0
-        if now + needed > self.seconds:  # do not start a step that cannot finish in time
+        if now + needed > self.seconds + self.grace:  # it could not finish in time
             return None
         self.rows.append(row)
         self.macs.append(macs)
