@@ -131,3 +131,59 @@ def test_a_network_without_norms_needs_no_proxy(policy: RunningStats | Reestimat
 
     prepared = prepare_norm_statistics(net, get_params(net), policy, refuse)
     assert prepared.keys() == get_params(net).keys()
+
+
+class ProxyColumn:
+    """A proxy of single numbers, cut into batches as the evaluation cuts images."""
+
+    def __init__(self, *numbers: float) -> None:
+        self.numbers = torch.tensor(numbers, dtype=torch.float32).view(-1, 1)
+
+    def __call__(self, samples: int, batch: int) -> list[Tensor]:
+        return list(self.numbers[:samples].split(batch)) if len(self.numbers) else []
+
+
+def reestimate(proxy: ProxyColumn, batch: int) -> tuple[float, float]:
+    """Return the mean and the variance that a norm layer gets."""
+    net = nn.Sequential(nn.BatchNorm1d(1))
+    policy = ReestimatedStats(samples=100, batch=batch)
+    prepared = prepare_norm_statistics(net, get_params(net), policy, proxy)
+    return prepared["0.running_mean"].item(), prepared["0.running_var"].item()
+
+
+def test_a_short_batch_counts_by_its_samples() -> None:
+    # variances of 0, 0, 6, 6 and of 0, 2 are 12 and 2; means are 3 and 1
+    mean, variance = reestimate(ProxyColumn(0, 0, 6, 6, 0, 2), batch=4)
+    assert mean == pytest.approx((4 * 3 + 2 * 1) / 6)
+    assert variance == pytest.approx((4 * 12 + 2 * 2) / 6)
+
+
+def test_a_lone_image_joins_the_batch_before_it() -> None:
+    lone = ProxyColumn(0, 4, 0, 0, 9)
+    mean, variance = reestimate(lone, batch=2)  # 0, 4 and 0, 0, 9
+    assert mean == pytest.approx((2 * 2 + 3 * 3) / 5)
+    assert variance == pytest.approx((2 * 8 + 3 * 27) / 5)
+
+
+@pytest.mark.parametrize("numbers", [(), (5.0,)])
+def test_a_proxy_without_a_variance_is_refused(numbers: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match=f"at least 2 proxy images .*, got {len(numbers)}$"):
+        reestimate(ProxyColumn(*numbers), batch=2)
+
+
+def test_a_batch_of_one_image_is_refused() -> None:
+    with pytest.raises(ValueError, match="Expected `int` >= 2"):
+        ReestimatedStats(batch=1)
+
+
+def test_equal_batches_give_torchs_plain_average_to_the_bit() -> None:
+    net = make_network()
+    policy = ReestimatedStats(samples=7 * BATCH, batch=BATCH)
+    prepared = prepare_norm_statistics(net, get_params(net), policy, make_proxy)
+    reference = copy.deepcopy(net).train()
+    with torch.no_grad():
+        for index in range(7):
+            reference(make_images(index))
+    for name, tensor in reference.state_dict().items():
+        if "running" in name:
+            assert torch.equal(prepared[name], tensor), name

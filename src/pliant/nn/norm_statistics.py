@@ -7,14 +7,18 @@ same on all training data.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pliant.params import Params, clone
-from pliant.value import Count, Value
+from pliant.value import Value
+
+AtLeastTwo = Annotated[int, Meta(ge=2)]
 
 
 class RunningStats(Value, frozen=True, tag="running"):
@@ -34,8 +38,8 @@ class ReestimatedStats(Value, frozen=True, tag="reestimated"):
     500
     """
 
-    samples: Count = 2000
-    batch: Count = 250
+    samples: AtLeastTwo = 2000
+    batch: AtLeastTwo = 250
 
 
 NormStatistics = RunningStats | ReestimatedStats
@@ -49,29 +53,59 @@ def prepare_norm_statistics(
 ) -> Params:
     """Return parameters with norm statistics for evaluation.
 
-    `proxy_batches(samples, batch)` yields batches of inputs.
+    `proxy_batches(samples, batch)` yields batches of inputs, which count by their samples.
     """
-    norms = [
-        path
-        for path, module in net.named_modules()
-        if isinstance(module, _BatchNorm) and module.track_running_stats
-    ]
     prepared = clone(params)
-    if isinstance(policy, RunningStats) or not norms:
+    if isinstance(policy, RunningStats) or not find_norms(net):
         return prepared
     net_copy = copy.deepcopy(net).eval()
     net_copy.load_state_dict(prepared, strict=False)
-    for path in norms:
-        norm = net_copy.get_submodule(path)
-        assert isinstance(norm, _BatchNorm)
+    norms = find_norms(net_copy)
+    for norm in norms.values():
         norm.reset_running_stats()
-        norm.momentum = None  # a plain average over all batches
         norm.train()
+    seen = 0
     with torch.no_grad():
-        for inputs in proxy_batches(policy.samples, policy.batch):
+        for inputs in _join_lone_images(proxy_batches(policy.samples, policy.batch)):
+            seen += len(inputs)
+            for norm in norms.values():
+                norm.momentum = len(inputs) / seen  # a mean over all samples
             net_copy(inputs)
     statistics = net_copy.state_dict()
     for path in norms:
         for name in ("running_mean", "running_var"):
             prepared[f"{path}.{name}"] = statistics[f"{path}.{name}"].clone()
     return prepared
+
+
+def find_norms(net: nn.Module) -> dict[str, _BatchNorm]:
+    """Return the layers that have running statistics, by path."""
+    return {
+        path: module
+        for path, module in net.named_modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats
+    }
+
+
+def check_proxy_size(count: int) -> None:
+    """Raise if there are too few proxy images for a variance."""
+    if count < 2:
+        raise ValueError(
+            f"Expected at least 2 proxy images to re-estimate norm statistics, got {count}"
+        )
+
+
+def _join_lone_images(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Append a batch of one image, which has no variance, to the batch before it."""
+    previous: Tensor | None = None
+    for batch in batches:
+        if previous is None:
+            previous = batch
+        elif len(batch) == 1:
+            previous = torch.cat([previous, batch])
+        else:
+            yield previous
+            previous = batch
+    check_proxy_size(0 if previous is None else len(previous))
+    if previous is not None:
+        yield previous
