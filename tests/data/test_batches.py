@@ -40,8 +40,10 @@ def test_every_image_comes_once_per_pass(size, seed):
     assert len(batches) == -(-17 // size)
 
 
-def test_a_short_last_batch_is_kept():
-    assert [len(y) for _, y in make_batches(IMAGES, ALL, 10, 0)] == [10, 10, 3]
+def test_a_short_last_batch_is_kept_or_dropped():
+    sizes = [len(y) for _, y in make_batches(IMAGES, ALL, 10, 0)]
+    full_sizes = [len(y) for _, y in make_batches(IMAGES, ALL, 10, 0, drop_short=True)]
+    assert (sizes, full_sizes) == ([10, 10, 3], [10, 10])
 
 
 def test_cycled_batches_are_those_of_pass_after_pass():
@@ -52,6 +54,10 @@ def test_cycled_batches_are_those_of_pass_after_pass():
     ):
         assert torch.equal(x, expected_x)
         assert torch.equal(y, expected_y)
+
+
+def test_the_only_batch_of_a_pass_is_never_dropped():
+    assert [len(y) for _, y in make_batches(IMAGES, ALL[:3], 10, 0, drop_short=True)] == [3]
 
 
 def test_a_different_address_gives_a_different_order():

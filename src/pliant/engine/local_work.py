@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pliant.data import FederatedData, cycle_batches
+from pliant.data import FederatedData, count_batches, cycle_batches
 from pliant.devices import FULL_NETWORK, BudgetPolicy
 from pliant.methods.aggregation import apply_delta, average_deltas, weight_by
 from pliant.methods.base import (
     Broadcasts,
     HasBudgetPolicy,
     HasStepCost,
+    LocalTraining,
     Merges,
     Method,
     SelectsFilters,
@@ -86,9 +87,8 @@ class WorkerContext:
     def plan_work(self, device: int) -> LocalWork:
         """Return the mini-batches of a device's task."""
         local = self.method.local
-        full_batches, rest = divmod(len(self.get_share(device)), local.batch)
-        epoch = [local.batch] * full_batches + ([rest] if rest else [])
-        return LocalWork(tuple(epoch * local.epochs), self.full_macs)
+        epoch = list_batch_sizes(len(self.get_share(device)), local)
+        return LocalWork(epoch * local.epochs, self.full_macs)
 
     # What a method leaves out is what FedAvg does. What every step needs is checked once:
     # isinstance with a protocol takes longer than the rest of a step's cost.
@@ -146,6 +146,12 @@ class WorkerContext:
     def broadcast(self, state: Any) -> Params:
         """Return what devices are sent along with the network."""
         return self.method.broadcast(state) if isinstance(self.method, Broadcasts) else {}
+
+
+def list_batch_sizes(samples: int, local: LocalTraining) -> tuple[int, ...]:
+    """Return the sizes of the mini-batches in one epoch over these samples."""
+    count = count_batches(samples, local.batch, drop_short=local.drop_short)
+    return tuple(min(local.batch, samples - index * local.batch) for index in range(count))
 
 
 def build_context(net: nn.Module, data: FederatedData, method: Method) -> WorkerContext:
@@ -213,8 +219,16 @@ def iter_steps(
     context: WorkerContext, key: TaskKey, choose: Callable[[int], RowAndMacs | None]
 ) -> Iterator[Step]:
     """Yield mini-batches with their subnets; `choose` is called for each one as it is requested."""
-    size, share = context.method.local.batch, context.get_share(key.device)
-    batches = cycle_batches(context.data.train, share, size, key.seed, key.round, key.device)
+    local, share = context.method.local, context.get_share(key.device)
+    batches = cycle_batches(
+        context.data.train,
+        share,
+        local.batch,
+        key.seed,
+        key.round,
+        key.device,
+        drop_short=local.drop_short,
+    )
     number = 0
     while (choice := choose(number)) is not None:
         row, macs = choice

@@ -12,6 +12,7 @@ from torch import nn
 from pliant.data import FederatedData
 from pliant.devices import FULL_NETWORK, FixedChoice, Fleet, RowChoice, compute_joules
 from pliant.devices.vector_rng import FloatArray, IntArray
+from pliant.engine.checks import check_trainable
 from pliant.engine.ledger import RoundRecord, TaskRecord
 from pliant.engine.local_work import (
     InputFactory,
@@ -72,6 +73,7 @@ def simulate(
     settings, workers = settings or RunSettings(), workers or InlineWorkers()
     if rounds is not None:
         settings = msgspec.structs.replace(settings, rounds=rounds)
+    check_trainable(net, data, method.local, settings.evaluation)
     server_state, device_state = init_states(method, get_params(net))  # may fail: before the folder
     folder = None if folder is None else Path(folder)
     store = None if folder is None else RunStore(folder)

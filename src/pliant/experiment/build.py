@@ -11,10 +11,11 @@ from torch import nn
 from pliant import rng
 from pliant.data import AnyPartition, FederatedData, Iid, ImageDataset, TrainTestData, load_dataset
 from pliant.data.mixtures import MIXTURES, join_clients
+from pliant.engine.checks import check_trainable
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.simulate import simulate
 from pliant.engine.split_loop import simulate_split
-from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, SearchRun, UserMethod
+from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, SearchRun
 from pliant.experiment.user_code import is_user_function, load_function
 from pliant.methods.state import init_states
 from pliant.nn.models import MODELS
@@ -26,8 +27,8 @@ from pliant.workers.pool import AnyWorkers
 
 def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
     """Build the network and the data, deterministically."""
-    if isinstance(experiment.method, UserMethod):
-        experiment.method.load()  # fail now if it cannot be loaded
+    # fail now if a method cannot be loaded or a recording cannot be read
+    method = None if isinstance(experiment.method, AnySplit) else experiment.federated_method
     experiment.fleet.check_traces()
     config = experiment.data
     if config.name in MIXTURES:
@@ -36,8 +37,9 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
         devices = config.devices or experiment.fleet.size
         data = _partition_data(config, config.partition, devices, experiment.seed)
     net = build_network(experiment.network, data, experiment.seed)
-    if isinstance(experiment.method, UserMethod):
-        init_states(experiment.federated_method, get_params(net))  # fail now if one cannot be saved
+    if method is not None:
+        init_states(method, get_params(net))  # fail now if one cannot be saved
+        check_trainable(net, data, method.local, experiment.evaluation)
     return net, data
 
 

@@ -57,6 +57,7 @@ class LocalTraining(Value, frozen=True):
     batch: Count = 32
     epochs: Count = 1
     schedule: LrSchedule = LrSchedule()
+    drop_short: bool = False  # leave out a last mini-batch that is not full, unless it is the only
 
 
 @dataclass(frozen=True)

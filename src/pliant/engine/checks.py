@@ -1,0 +1,49 @@
+"""Checks of a run's inputs, before anything is trained or written."""
+
+import copy
+
+import torch
+from torch import nn
+
+from pliant.data import FederatedData
+from pliant.engine.evaluation import Evaluation
+from pliant.engine.local_work import list_batch_sizes, make_example_input
+from pliant.methods.base import LocalTraining
+from pliant.nn.norm_statistics import ReestimatedStats, check_proxy_size, find_norms
+
+
+def check_trainable(
+    net: nn.Module, data: FederatedData, local: LocalTraining, evaluation: Evaluation
+) -> None:
+    """Raise if the network cannot train on some mini-batch, or cannot be evaluated."""
+    _check_lone_samples(net, data, local)
+    if isinstance(evaluation.statistics, ReestimatedStats) and find_norms(net):
+        check_proxy_size(len(data.proxy))
+
+
+def _check_lone_samples(net: nn.Module, data: FederatedData, local: LocalTraining) -> None:
+    sizes = data.sizes()
+    lone = [device for device, size in enumerate(sizes) if 1 in list_batch_sizes(size, local)[-1:]]
+    if not lone or _can_train_on_one(net, data):
+        return
+    count = sizes[lone[0]]
+    others = f" (and {len(lone) - 1} more)" if len(lone) > 1 else ""
+    can_drop = count > 1 and local.batch > 1
+    raise ValueError(
+        "Expected mini-batches of at least 2 samples, as batch norm on single values has no "
+        f"variance, got one of 1 on device {lone[0]}{others}: {count} samples in batches of "
+        f"{local.batch}" + ("; set `drop_short` in the local training" if can_drop else "")
+    )
+
+
+def _can_train_on_one(net: nn.Module, data: FederatedData) -> bool:
+    """Try a training pass of one image, on a copy of the network."""
+    net_copy = copy.deepcopy(net).train()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            net_copy(make_example_input(data))
+        except ValueError as error:
+            if "more than 1 value per channel" in str(error):
+                return False
+            raise
+    return True
