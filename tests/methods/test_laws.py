@@ -137,6 +137,9 @@ MEAN = FedAvg(LOCAL, weighting="equal")
         (Distreal(local=LOCAL, filters="round", adapts=False), FedAvg(LOCAL)),
         (Distreal(local=LOCAL, merging="counts"), MEAN),
         (HeteroFl(LOCAL), MEAN),
+        (HeteroFl(LOCAL, weighting="samples"), FedAvg(LOCAL)),
+        (FedRolex(LOCAL, weighting="samples"), FedAvg(LOCAL)),
+        (FedDropout(LOCAL, weighting="samples"), FedAvg(LOCAL)),
         (HeteroFl(LOCAL, masked=True), MEAN),  # where every device has every class
         (FedRolex(LOCAL), MEAN),
         (FedDropout(LOCAL), MEAN),

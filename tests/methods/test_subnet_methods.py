@@ -89,6 +89,37 @@ def test_feddropout_averages_per_coordinate_or_over_all_devices(merging, b):
     assert get_weights(method.merge(net, state, updates)) == [-0.5, b]
 
 
+@pytest.mark.parametrize(
+    ("weighting", "first", "second"), [("equal", 1, 1), ("samples", 7, 15), ("macs", 7, 15)]
+)
+@pytest.mark.parametrize("method", [FedDropout, HeteroFl, FedRolex])
+def test_an_interrupted_device_counts_by_its_work_unless_devices_count_equally(
+    method, weighting, first, second
+):
+    net = make_net()
+    method = method(PLAIN, scaled=False, weighting=weighting)
+    state, last = make_state(net, method), get_last_row(method, net)
+    # 7 and 15 mini-batches, of which only the first has a gradient
+    short, long = [make_batch(2)] + 6 * [make_batch(0)], [make_batch(4, 1)] + 14 * [make_batch(0)]
+    updates = [
+        make_update(method, net, state, 0, short, row=last),
+        make_update(method, net, state, 1, long, row=last),
+    ]
+    expected = (first * 1 - second * 2) / (first + second)
+    weights = get_weights(method.merge(net, state, updates))
+    assert weights == pytest.approx([expected, -expected])
+
+
+def test_samples_count_per_coordinate():
+    net, method = make_net(), HeteroFl(PLAIN, s=0.5, levels=2, scaled=False, weighting="samples")
+    state = make_state(net, method)
+    updates = [
+        make_update(method, net, state, 0, [make_batch(2, 0, 3)], row=HALF),
+        make_update(method, net, state, 1, [make_batch(4, 1)], row=FULL),
+    ]
+    assert get_weights(method.merge(net, state, updates)) == [(3 * 1 - 2) / 4, 2.0]
+
+
 def test_feddropout_draws_filters_per_device_or_per_round():
     net = make_net()
     keys = [TaskKey(0, round, device) for round in range(5) for device in range(5)]
