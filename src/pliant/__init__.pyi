@@ -46,8 +46,11 @@ from pliant.methods import HeteroFl as HeteroFl
 from pliant.methods import LocalTraining as LocalTraining
 from pliant.methods import LrSchedule as LrSchedule
 from pliant.methods import Scaffold as Scaffold
+from pliant.methods import ServerAdagrad as ServerAdagrad
 from pliant.methods import ServerAdam as ServerAdam
+from pliant.methods import ServerExtrapolation as ServerExtrapolation
 from pliant.methods import ServerSgd as ServerSgd
+from pliant.methods import ServerYogi as ServerYogi
 from pliant.methods.aggregation import apply_delta as apply_delta
 from pliant.methods.aggregation import average_deltas as average_deltas
 from pliant.methods.aggregation import weight_by as weight_by

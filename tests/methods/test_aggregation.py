@@ -111,10 +111,10 @@ def test_only_trained_tensors_use_the_servers_learning_rate():
 def test_trained_filters_are_remembered():
     state = CoverageState(PARAMS)
     assert build_trained_subnet(NET, state) is None  # nothing is known yet
-    state = track_coverage(state, PARAMS, [make_update(0, [(NET.select_prefix(0.5), 2)])])
+    state = track_coverage(state, [make_update(0, [(NET.select_prefix(0.5), 2)])])
     assert build_trained_subnet(NET, state).counts == (2, 2)
     second_half = NET.select_prefix(0.5, NET.make_rolling_orders(2))
-    state = track_coverage(state, PARAMS, [make_update(0, [(second_half, 1)])])
+    state = track_coverage(state, [make_update(0, [(second_half, 1)])])
     assert build_trained_subnet(NET, state) is None
 
 

@@ -12,7 +12,7 @@ from pliant.engine.evaluation import Evaluation, evaluate
 from pliant.engine.local_work import Job, WorkerContext, make_example_input, run_job
 from pliant.methods import FedAvg, FedProx, LocalTraining
 from pliant.methods.aggregation import apply_delta, average_deltas, weight_by
-from pliant.methods.base import TaskKey, Update
+from pliant.methods.base import ServerState, TaskKey, Update
 from pliant.methods.robust import AnyMerge, Krum, Mean, Median, TrimmedMean, merge_by_rule
 from pliant.nn.elastic import elastic
 from pliant.nn.models import digits_cnn
@@ -211,7 +211,7 @@ def measure_accuracy(context, rule, malicious):
     """Train for a few rounds in which malicious devices flip and enlarge their deltas."""
     local = context.method.local
     method = FedAvg(local, merging=rule)
-    state = method.init_state(get_params(context.net.module))
+    state = ServerState(get_params(context.net.module))
     for number in range(ROUNDS):
         updates = []
         for device in range(DEVICES):

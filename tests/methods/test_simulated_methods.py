@@ -25,7 +25,9 @@ from pliant.methods import (
     HeteroFl,
     LocalTraining,
     Scaffold,
+    ServerAdagrad,
     ServerSgd,
+    ServerYogi,
 )
 from pliant.methods.aggregation import apply_delta, average_deltas
 from pliant.methods.base import ServerState, train_locally
@@ -94,6 +96,10 @@ METHODS = {
     "elfish": Elfish(LOCAL),
     "distreal": Distreal(local=LOCAL),
     "coherent": Coherent(local=LOCAL),
+    "scaffold-yogi": Scaffold(LOCAL, server=ServerYogi()),
+    "elfish-adagrad": Elfish(LOCAL, server=ServerAdagrad(beta1=0.5)),
+    "heterofl-momentum": HeteroFl(LOCAL, server=ServerSgd(momentum=0.5)),
+    "distreal-yogi": Distreal(local=LOCAL, server=ServerYogi()),
 }
 FULL = Fleet(size=6, speed=ConstantTrace(1.0))
 UNEQUAL = Fleet(size=6, speed=ChangingTrace(low=0.3, high=0.9, per_round=2.0))

@@ -14,8 +14,11 @@ from pliant.methods.fedrolex import FedRolex as FedRolex
 from pliant.methods.fjord import Fjord as Fjord
 from pliant.methods.heterofl import HeteroFl as HeteroFl
 from pliant.methods.scaffold import Scaffold as Scaffold
+from pliant.methods.server_optimisers import ServerAdagrad as ServerAdagrad
 from pliant.methods.server_optimisers import ServerAdam as ServerAdam
+from pliant.methods.server_optimisers import ServerExtrapolation as ServerExtrapolation
 from pliant.methods.server_optimisers import ServerSgd as ServerSgd
+from pliant.methods.server_optimisers import ServerYogi as ServerYogi
 
 AnyMethod = (
     FedAvg

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -112,17 +112,6 @@ def average_deltas(
     }
 
 
-def merge_deltas(
-    net: Elastic,
-    params: Params,
-    updates: Sequence[Update],
-    weighting: Weighting,
-    cover: CoverFn | None = None,
-) -> Params:
-    """Return the parameters after the updates' weighted mean delta."""
-    return apply_delta(params, average_deltas(net, params, updates, weight_by(weighting), cover))
-
-
 def apply_scaled_delta(net: Elastic, params: Params, delta: Params, lr: float) -> Params:
     """Apply a delta with a learning rate; norm statistics take the delta as it is."""
     unscaled = apply_delta(params, delta)
@@ -171,19 +160,19 @@ class CoverageState:
 
     params: Params
     trained_filters: Params = field(default_factory=dict)
+    momentum: Params = field(default_factory=dict)  # of a server optimiser
+    square: Params = field(default_factory=dict)  # likewise
 
 
-def track_coverage(
-    state: CoverageState, params: Params, updates: Sequence[Update]
-) -> CoverageState:
-    """Return the state with new parameters, and with the filters that these updates trained."""
+def track_coverage(state: CoverageState, updates: Sequence[Update]) -> CoverageState:
+    """Return the state with the filters that these updates trained."""
     trained = dict(state.trained_filters)
     for update in updates:
         for subnet, _ in update.subnet_steps:
             for site, site_mask in enumerate(subnet.masks):
                 mask = torch.tensor(site_mask)
                 trained[str(site)] = trained.get(str(site), torch.zeros_like(mask)) | mask
-    return CoverageState(params, trained)
+    return replace(state, trained_filters=trained)
 
 
 def build_trained_subnet(net: Elastic, state: CoverageState) -> Subnet | None:

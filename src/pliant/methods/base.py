@@ -142,7 +142,7 @@ class Update:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the server keeps between rounds: the network's parameters.
+    """What the server keeps between rounds: the network's parameters, and an optimiser's moments.
 
     A method that keeps more returns a frozen dataclass of its own from `init_state`, with a field
     `params`. The fields of a state are tensors, ints, floats, or dictionaries of tensors or of
@@ -154,6 +154,8 @@ class ServerState:
     """
 
     params: Params
+    momentum: Params = field(default_factory=dict)  # of a server optimiser
+    square: Params = field(default_factory=dict)  # likewise
 
 
 class Method(Protocol):

@@ -12,6 +12,7 @@ from pliant.devices import BudgetPolicy, CostRows, PerBatch
 from pliant.devices.budget import Budget
 from pliant.methods.aggregation import CoverageState, track_coverage
 from pliant.methods.base import LocalTraining, TaskKey, Update
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd
 from pliant.methods.table_methods import Merging, make_table, merge_updates, select_ordered_subnet
 from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable
@@ -34,6 +35,7 @@ class Coherent(Value, frozen=True, tag="coherent"):
     filters: Literal["round", "prefix"] = "round"  # a random order per round, or the natural one
     scaled: bool = True  # rescale kept filters, as in dropout
     merging: Merging = "counts"
+    server: AnyServerOptimiser = ServerSgd()
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         return PerBatch(CostRows(self._make_table(net).shares), self.budget)
@@ -46,8 +48,8 @@ class Coherent(Value, frozen=True, tag="coherent"):
         return CoverageState(params)
 
     def merge(self, net: Elastic, state: CoverageState, updates: Sequence[Update]) -> CoverageState:
-        params = merge_updates(net, state.params, updates, self.merging)
-        return track_coverage(state, params, updates)
+        merged = merge_updates(self.server, net, state, updates, self.merging)
+        return track_coverage(merged, updates)
 
     def _make_table(self, net: Elastic) -> ParetoTable:
         return make_table(net, self.table, self.filters)

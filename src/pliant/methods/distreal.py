@@ -9,6 +9,7 @@ from typing import Literal
 from pliant.devices import BudgetPolicy, CostRows, PerBatch, PerRound
 from pliant.devices.budget import Budget
 from pliant.methods.base import LocalTraining, ServerState, TaskKey, Update
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd
 from pliant.methods.table_methods import Merging, make_table, merge_updates, select_ordered_subnet
 from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable
@@ -19,9 +20,9 @@ from pliant.value import Positive, Value
 class Distreal(Value, frozen=True, tag="distreal"):
     """Drop filters at rates that fit current resources; average by reported MACs.
 
-    The last five fields are ablations of Algorithms 1 and 2: equal rates for all sites instead of
-    the table, filters from one random order per round, rates chosen once at the start of the round
-    for `margin` times the speed, and other merges.
+    The fields from `rates` to `merging` are ablations of Algorithms 1 and 2: equal rates for all
+    sites instead of the table, filters from one random order per round, rates chosen once at the
+    start of the round for `margin` times the speed, and other merges.
 
     >>> import pliant as pl
     >>> pl.Distreal(budget="paced", local=pl.LocalTraining(batch=16)).merging
@@ -37,6 +38,7 @@ class Distreal(Value, frozen=True, tag="distreal"):
     adapts: bool = True
     margin: Positive = 1.0
     merging: Merging = "macs"
+    server: AnyServerOptimiser = ServerSgd()
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         rows = CostRows(self._make_table(net).shares)
@@ -53,7 +55,7 @@ class Distreal(Value, frozen=True, tag="distreal"):
         return self.select_subnet(net, row, key, 0) if is_fixed else None
 
     def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
-        return ServerState(merge_updates(net, state.params, updates, self.merging))
+        return merge_updates(self.server, net, state, updates, self.merging)
 
     def _make_table(self, net: Elastic) -> ParetoTable:
         return make_table(net, None if self.rates == "uniform" else self.table, self.filters)

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
-from pliant.methods.aggregation import apply_delta, average_deltas
+from pliant.methods.aggregation import average_deltas
 from pliant.methods.base import LocalTraining, Step, Task, TaskKey, Update, train_locally
 from pliant.methods.filter_orders import Width, make_fine_widths, make_width_table, select_prefix
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, take_server_step
 from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
@@ -27,6 +28,8 @@ class ElfishState:
 
     params: Params
     contributions: Params = field(default_factory=dict)
+    momentum: Params = field(default_factory=dict)  # of a server optimiser
+    square: Params = field(default_factory=dict)  # likewise
 
 
 class Elfish(Value, frozen=True, tag="elfish"):
@@ -44,6 +47,7 @@ class Elfish(Value, frozen=True, tag="elfish"):
     top: Fraction = 0.5  # share of a device's filters chosen by contribution
     min_width: Width = 0.25
     margin: Positive = 1.0
+    server: AnyServerOptimiser = ServerSgd()
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         return PerRound(CostRows(self._make_table(net).shares), self.margin)
@@ -67,7 +71,8 @@ class Elfish(Value, frozen=True, tag="elfish"):
         if not updates:
             return state
         delta = average_deltas(net, state.params, updates, _weight_by_trained_share)
-        return ElfishState(apply_delta(state.params, delta), _measure_contributions(net, delta))
+        merged = take_server_step(self.server, net, state, delta, updates, _weight_by_trained_share)
+        return replace(merged, contributions=_measure_contributions(net, delta))
 
     def init_state(self, params: Params) -> ElfishState:
         return ElfishState(params)

@@ -7,11 +7,10 @@ AISTATS 2017.
 from collections.abc import Sequence
 
 from pliant.methods.aggregation import Weighting, weight_by
-from pliant.methods.base import LocalTraining, Update
+from pliant.methods.base import LocalTraining, ServerState, Update
 from pliant.methods.robust import AnyMerge, Mean, merge_by_rule
-from pliant.methods.server_optimisers import AnyServerOptimiser, OptimiserState, ServerSgd
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, take_server_step
 from pliant.nn.elastic import Elastic
-from pliant.params import Params
 from pliant.value import Value
 
 
@@ -30,13 +29,7 @@ class FedAvg(Value, frozen=True, tag="fedavg"):
     merging: AnyMerge = Mean()  # or a Byzantine-robust rule
     server: AnyServerOptimiser = ServerSgd()
 
-    def init_state(self, params: Params) -> OptimiserState:
-        return OptimiserState(params)
-
-    def merge(
-        self, net: Elastic, state: OptimiserState, updates: Sequence[Update]
-    ) -> OptimiserState:
-        if not updates:
-            return state
-        delta = merge_by_rule(self.merging, net, state.params, updates, weight_by(self.weighting))
-        return self.server.step(net, state, delta)
+    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+        weight = weight_by(self.weighting)
+        delta = merge_by_rule(self.merging, net, state.params, updates, weight)
+        return take_server_step(self.server, net, state, delta, updates, weight)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
-from pliant.methods.aggregation import Weighting, cover_sent, merge_deltas
+from pliant.methods.aggregation import Weighting, cover_sent
 from pliant.methods.base import LocalTraining, ServerState, TaskKey, Update
 from pliant.methods.filter_orders import (
     Width,
@@ -18,6 +18,7 @@ from pliant.methods.filter_orders import (
     make_width_table,
     select_prefix,
 )
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
@@ -39,6 +40,7 @@ class FedDropout(Value, frozen=True, tag="feddropout"):
     scaled: bool = True  # rescale kept filters, as in dropout
     merging: Literal["counts", "mean"] = "counts"  # mean: absent coordinates count as unchanged
     weighting: Weighting = "equal"
+    server: AnyServerOptimiser = ServerSgd()
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         return PerRound(CostRows(self._make_table(net).shares), self.margin)
@@ -55,7 +57,7 @@ class FedDropout(Value, frozen=True, tag="feddropout"):
 
     def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
         cover = cover_sent if self.merging == "counts" else None
-        return ServerState(merge_deltas(net, state.params, updates, self.weighting, cover))
+        return merge_average(self.server, net, state, updates, self.weighting, cover)
 
     def _make_table(self, net: Elastic) -> ParetoTable:
         return make_width_table(net, make_fine_widths(self.min_width))

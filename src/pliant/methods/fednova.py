@@ -7,8 +7,9 @@ NeurIPS 2020; the rule without momentum.
 from collections.abc import Sequence
 from fractions import Fraction
 
-from pliant.methods.aggregation import apply_scaled_delta, average_deltas
+from pliant.methods.aggregation import average_deltas
 from pliant.methods.base import LocalTraining, ServerState, Update
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, take_server_step
 from pliant.nn.elastic import Elastic
 from pliant.value import Value
 
@@ -24,6 +25,7 @@ class FedNova(Value, frozen=True, tag="fednova"):
     """
 
     local: LocalTraining = LocalTraining()
+    server: AnyServerOptimiser = ServerSgd()
 
     def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
         if not updates:
@@ -37,4 +39,6 @@ class FedNova(Value, frozen=True, tag="fednova"):
         # 1 if all devices took the same number of steps
         scale = steps * sum(weight_per_step(update) for update in updates) / samples
         delta = average_deltas(net, state.params, updates, weight_per_step)
-        return ServerState(apply_scaled_delta(net, state.params, delta, float(scale)))
+        return take_server_step(
+            self.server, net, state, delta, updates, weight_per_step, scale=float(scale)
+        )

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from pliant.methods.aggregation import Weighting, apply_delta, weight_by
+from pliant.methods.aggregation import Weighting, weight_by
 from pliant.methods.base import LocalTraining, ServerState, Step, Task, Update, train_corrected
 from pliant.methods.robust import AnyMerge, Mean, merge_by_rule
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, take_server_step
 from pliant.nn.elastic import Elastic
 from pliant.value import NonNegative, Value
 
@@ -31,6 +32,7 @@ class FedProx(Value, frozen=True, tag="fedprox"):
     local: LocalTraining = LocalTraining()
     weighting: Weighting = "samples"
     merging: AnyMerge = Mean()
+    server: AnyServerOptimiser = ServerSgd()
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         def add_proximal_term(
@@ -42,7 +44,6 @@ class FedProx(Value, frozen=True, tag="fedprox"):
         return train_corrected(net, task, steps, optimiser, sent, add_proximal_term)
 
     def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
-        if not updates:
-            return state
-        delta = merge_by_rule(self.merging, net, state.params, updates, weight_by(self.weighting))
-        return ServerState(apply_delta(state.params, delta))
+        weight = weight_by(self.weighting)
+        delta = merge_by_rule(self.merging, net, state.params, updates, weight)
+        return take_server_step(self.server, net, state, delta, updates, weight)

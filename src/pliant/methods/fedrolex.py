@@ -7,7 +7,7 @@ NeurIPS 2022.
 from collections.abc import Sequence
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
-from pliant.methods.aggregation import Weighting, cover_sent, merge_deltas
+from pliant.methods.aggregation import Weighting, cover_sent
 from pliant.methods.base import LocalTraining, ServerState, TaskKey, Update
 from pliant.methods.filter_orders import (
     Width,
@@ -16,6 +16,7 @@ from pliant.methods.filter_orders import (
     make_width_table,
     select_prefix,
 )
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
@@ -36,6 +37,7 @@ class FedRolex(Value, frozen=True, tag="fedrolex"):
     margin: Positive = 1.0
     scaled: bool = True  # HeteroFL's scaler, as in the authors' code
     weighting: Weighting = "equal"
+    server: AnyServerOptimiser = ServerSgd()
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         return PerRound(CostRows(self._make_table(net).shares), self.margin)
@@ -48,7 +50,7 @@ class FedRolex(Value, frozen=True, tag="fedrolex"):
         return self.select_subnet(net, row, key, 0)
 
     def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
-        return ServerState(merge_deltas(net, state.params, updates, self.weighting, cover_sent))
+        return merge_average(self.server, net, state, updates, self.weighting, cover_sent)
 
     def _make_table(self, net: Elastic) -> ParetoTable:
         return make_width_table(net, self.widths or make_fine_widths(self.min_width))

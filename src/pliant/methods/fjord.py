@@ -17,11 +17,11 @@ from pliant.methods.aggregation import (
     Weighting,
     cover_sent,
     cover_trained,
-    merge_deltas,
     track_coverage,
 )
 from pliant.methods.base import LocalTraining, Step, Task, TaskKey, Update, train_locally
 from pliant.methods.filter_orders import Width, make_width_table, select_prefix
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
@@ -48,6 +48,7 @@ class Fjord(Value, frozen=True, tag="fjord"):
     budget: Budget = "as-written"  # of the dynamic variant
     margin: Positive = 1.0
     weighting: Weighting = "samples"
+    server: AnyServerOptimiser = ServerSgd()
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
@@ -107,8 +108,8 @@ class Fjord(Value, frozen=True, tag="fjord"):
 
     def merge(self, net: Elastic, state: CoverageState, updates: Sequence[Update]) -> CoverageState:
         cover = cover_trained if self.dynamic else cover_sent
-        params = merge_deltas(net, state.params, updates, self.weighting, cover)
-        return track_coverage(state, params, updates)
+        merged = merge_average(self.server, net, state, updates, self.weighting, cover)
+        return track_coverage(merged, updates)
 
     def _select_prefix(self, net: Elastic, row: int) -> Subnet:
         return select_prefix(net, self._make_table(net).rates[row])

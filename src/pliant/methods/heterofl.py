@@ -18,11 +18,11 @@ from pliant.methods.aggregation import (
     CoverageState,
     Weighting,
     cover_sent,
-    merge_deltas,
     track_coverage,
 )
 from pliant.methods.base import LocalTraining, Step, Task, TaskKey, Update, make_step, train_locally
 from pliant.methods.filter_orders import make_fine_widths, make_width_table, select_prefix
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
@@ -50,6 +50,7 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
     scaled: bool = True  # the paper's scaler; no effect before a batch norm
     masked: bool = False  # do not train classes that a device lacks (for non-iid data)
     weighting: Weighting = "equal"
+    server: AnyServerOptimiser = ServerSgd()
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         return PerRound(CostRows(self._make_table(net).shares), self.margin)
@@ -78,8 +79,9 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
         return replace(update, extra={"owned": owned})
 
     def merge(self, net: Elastic, state: CoverageState, updates: Sequence[Update]) -> CoverageState:
-        params = merge_deltas(net, state.params, updates, self.weighting, _cover_owned_classes)
-        return track_coverage(state, params, updates)
+        cover = _cover_owned_classes
+        merged = merge_average(self.server, net, state, updates, self.weighting, cover)
+        return track_coverage(merged, updates)
 
     def _make_table(self, net: Elastic) -> ParetoTable:
         widths = tuple(self.s**level for level in range(self.levels))

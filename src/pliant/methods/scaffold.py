@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pliant.methods.aggregation import Weighting, apply_scaled_delta, average_deltas, weight_by
+from pliant.methods.aggregation import Weighting
 from pliant.methods.base import LocalTraining, Step, Task, Update, train_corrected
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimisers import Sgd
 from pliant.params import Params, nbytes, subtract
-from pliant.value import Count, Positive, Value
+from pliant.value import Count, Value
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class ScaffoldState:
     control: Params = field(default_factory=dict)
     total: Params = field(default_factory=dict)  # of the devices' variates, in float64
     devices: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # seen
+    momentum: Params = field(default_factory=dict)  # of a server optimiser
+    square: Params = field(default_factory=dict)  # likewise
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,14 @@ class Scaffold(Value, frozen=True, tag="scaffold"):
     the number of devices seen so far.
 
     >>> import pliant as pl
-    >>> pl.Scaffold(devices=100).lr
-    1.0
+    >>> pl.Scaffold(devices=100).weighting
+    'samples'
     """
 
     local: LocalTraining = LocalTraining()
-    lr: Positive = 1.0  # of the server
     devices: Count | None = None
     weighting: Weighting = "samples"
+    server: AnyServerOptimiser = ServerSgd()
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
@@ -81,16 +84,17 @@ class Scaffold(Value, frozen=True, tag="scaffold"):
     def merge(self, net: Elastic, state: ScaffoldState, updates: Sequence[Update]) -> ScaffoldState:
         if not updates:
             return state
-        delta = average_deltas(net, state.params, updates, weight_by(self.weighting))
-        params = apply_scaled_delta(net, state.params, delta, self.lr)
+        merged = merge_average(self.server, net, state, updates, self.weighting)
         devices = {*state.devices.tolist(), *(update.device for update in updates)}
         total = dict(state.total)
         for update in sorted(updates, key=lambda update: update.device):
             for name, shift in update.extra.items():
                 total[name] = total.get(name, torch.zeros_like(shift, dtype=torch.float64)) + shift
         count = self.devices or len(devices)
-        control = {name: (sums / count).to(params[name].dtype) for name, sums in total.items()}
-        return ScaffoldState(params, control, total, torch.tensor(sorted(devices)))
+        control = {
+            name: (sums / count).to(merged.params[name].dtype) for name, sums in total.items()
+        }
+        return replace(merged, control=control, total=total, devices=torch.tensor(sorted(devices)))
 
 
 def _add_shift(grads: list[Tensor], params: list[Tensor], shift: list[Tensor]) -> Sequence[Tensor]:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from pliant.methods.aggregation import cover_step_share, merge_deltas
+from pliant.methods.aggregation import cover_step_share
 from pliant.methods.base import TaskKey, Update
 from pliant.methods.filter_orders import make_count_table, make_device_order, select_prefix
+from pliant.methods.server_optimisers import AnyServerOptimiser, S, merge_average
 from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable, resolve_table
 from pliant.nn.subnet import Subnet
-from pliant.params import Params
 
 # New filters per mini-batch, one random order per round, or the natural order.
 FilterChoice = Literal["batch", "round", "prefix"]
@@ -31,9 +31,9 @@ def select_ordered_subnet(
 
 
 def merge_updates(
-    net: Elastic, params: Params, updates: Sequence[Update], merging: Merging
-) -> Params:
+    server: AnyServerOptimiser, net: Elastic, state: S, updates: Sequence[Update], merging: Merging
+) -> S:
     """Merge updates by MACs, by samples, or per coordinate by the steps that trained it."""
     if merging == "counts":
-        return merge_deltas(net, params, updates, "equal", cover_step_share)
-    return merge_deltas(net, params, updates, merging)
+        return merge_average(server, net, state, updates, "equal", cover_step_share)
+    return merge_average(server, net, state, updates, merging)
