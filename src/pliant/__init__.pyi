@@ -65,6 +65,7 @@ from pliant.nn import models as models
 from pliant.nn.cut import find_cut_points as find_cut_points
 from pliant.nn.cut import split_network as split_network
 from pliant.nn.elastic import Elastic as Elastic
+from pliant.nn.elastic import ElasticOptions as ElasticOptions
 from pliant.nn.elastic import elastic as elastic
 from pliant.nn.norm_statistics import ReestimatedStats as ReestimatedStats
 from pliant.nn.norm_statistics import RunningStats as RunningStats

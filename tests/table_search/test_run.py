@@ -14,6 +14,7 @@ from tests.engine.small_runs import images, network
 from tests.table_search import search_once
 
 import pliant
+from pliant.nn.elastic import ElasticOptions
 from pliant.nn.table_file import load_table, read_provenance
 from pliant.table_search import StepTimeModel, SurrogateSearch, UniformRates
 from pliant.table_search.run import SNAPSHOT_FILE, TABLE_FILE, iter_search, open_search, search
@@ -50,6 +51,13 @@ def test_the_table_rises_from_the_highest_rates_to_the_full_network(finished):
     assert table.rates[-1] == (0.0, 0.0)
     assert len(table.rates) == 8
     assert table.shares[-1] == 1.0
+
+
+def test_a_search_includes_hidden_layers_on_request():
+    settings = replace(search_once.SETTINGS, algorithm=UniformRates(4))
+    options = ElasticOptions(hidden=True)
+    table = search(network(), images(80), settings, elastic_options=options)
+    assert table.rates[0] == (0.5, 0.5, 0.5)
 
 
 def test_a_finished_search_trains_nothing_again(finished):

@@ -86,7 +86,13 @@ def run_search(
         raise ValueError(f"{folder} holds another search: choose another folder with --out")
     make = partial(build_search, run)
     steps = iter_search(
-        net, proxy, run.search, workers=run.workers, folder=folder, make_inputs=make
+        net,
+        proxy,
+        run.search,
+        workers=run.workers,
+        folder=folder,
+        make_inputs=make,
+        elastic_options=run.network.elastic_options,
     )
     return _show_progress(steps, is_json=is_json)
 
@@ -145,6 +151,7 @@ def _draw_plots(run: "SearchRun", folder: Path, *, needs_uniform: bool) -> None:
 
     table, settings = load_table(folder / TABLE_FILE), run.search
     net, proxy = build_search(run)
+    options = run.network.elastic_options
     shares, gains = np.asarray(table.shares), np.asarray(table.gains)
     spread = max(gains[-1] - gains[0], 1e-9)
     costs = (shares - shares[0]) / (shares[-1] - shares[0])
@@ -152,13 +159,18 @@ def _draw_plots(run: "SearchRun", folder: Path, *, needs_uniform: bool) -> None:
     if needs_uniform:
         rates = np.linspace(0.0, settings.highest_rate, UNIFORM_VECTORS)
         vectors = np.repeat(rates[:, None], len(table.rates[0]), axis=1)
-        make, uniform_folder = partial(build_search, run), folder / "uniform"
         with open_search(
-            net, proxy, settings, workers=run.workers, folder=uniform_folder, make_inputs=make
+            net,
+            proxy,
+            settings,
+            workers=run.workers,
+            folder=folder / "uniform",
+            make_inputs=partial(build_search, run),
+            elastic_options=options,
         ) as state:
             uniform = state.measure_vectors(vectors, state.fresh_seeds)
         lines.append(CostLossPoints("equal rates, at fresh seeds", uniform[:, 0], uniform[:, 1]))
-    with open_search(net, proxy, settings, folder=folder) as state:
+    with open_search(net, proxy, settings, folder=folder, elastic_options=options) as state:
         points = state.repeat_trials()
     trials = CostLossPoints("tried", points[:, 0], points[:, 1])
     pareto_plot.draw_search_fronts(trials, lines).save(folder / "front.png")

@@ -4,19 +4,27 @@ import copy
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from pliant.data import FederatedData
 from pliant.engine.evaluation import Evaluation
-from pliant.engine.local_work import list_batch_sizes, make_example_input
-from pliant.methods.base import LocalTraining
+from pliant.engine.local_work import build_context, list_batch_sizes, make_example_input
+from pliant.methods.base import LocalTraining, Method
+from pliant.nn.elastic import ElasticOptions
 from pliant.nn.norm_statistics import ReestimatedStats, check_proxy_size, find_norms
 
 
 def check_trainable(
-    net: nn.Module, data: FederatedData, local: LocalTraining, evaluation: Evaluation
+    method: Method,
+    net: nn.Module,
+    data: FederatedData,
+    evaluation: Evaluation,
+    options: ElasticOptions,
 ) -> None:
-    """Raise if the network cannot train on some mini-batch, or cannot be evaluated."""
-    _check_lone_samples(net, data, local)
+    """Raise if the method cannot train the network, or if it cannot be evaluated."""
+    if not any(isinstance(module, _ConvNd) for module in net.modules()):
+        build_context(net, data, method, options)  # may have no sites; quick without convolutions
+    _check_lone_samples(net, data, method.local)
     if isinstance(evaluation.statistics, ReestimatedStats) and find_norms(net):
         check_proxy_size(len(data.proxy))
 

@@ -32,7 +32,7 @@ from pliant.methods.base import (
     train_locally,
 )
 from pliant.methods.state import init_device_state
-from pliant.nn.elastic import Elastic, elastic
+from pliant.nn.elastic import Elastic, ElasticOptions, elastic
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
 
@@ -154,14 +154,31 @@ def list_batch_sizes(samples: int, local: LocalTraining) -> tuple[int, ...]:
     return tuple(min(local.batch, samples - index * local.batch) for index in range(count))
 
 
-def build_context(net: nn.Module, data: FederatedData, method: Method) -> WorkerContext:
+def build_context(
+    net: nn.Module,
+    data: FederatedData,
+    method: Method,
+    options: ElasticOptions | None = None,
+) -> WorkerContext:
     """Make a network elastic for its data and method."""
-    return WorkerContext(elastic(net, make_example_input(data)), data, method)
+    options = options or ElasticOptions()
+    elastic_net = elastic(
+        net, make_example_input(data), coupled=options.coupled, hidden=options.hidden
+    )
+    if isinstance(method, SelectsSubnets) and not elastic_net.sites:
+        advice = "" if options.hidden else "; `hidden = true` makes hidden linear layers such"
+        raise ValueError(
+            f"Expected a network with layers that {type(method).__name__} can narrow, "
+            f"found none{advice}"
+        )
+    return WorkerContext(elastic_net, data, method)
 
 
-def build_worker_context(make_inputs: InputFactory, method: Method) -> WorkerContext:
+def build_worker_context(
+    make_inputs: InputFactory, method: Method, options: ElasticOptions
+) -> WorkerContext:
     """Build the context of a worker from its own copy of the inputs."""
-    return build_context(*make_inputs(), method)
+    return build_context(*make_inputs(), method, options)
 
 
 def make_example_input(data: FederatedData) -> Tensor:

@@ -30,6 +30,7 @@ from pliant.engine.timetable import RoundTasks, Timetable, build_timetable, comp
 from pliant.methods.base import HasExtraUpload, Method, SendsSubnets, TaskKey, Update
 from pliant.methods.state import init_states
 from pliant.methods.validation import accept_valid
+from pliant.nn.elastic import ElasticOptions
 from pliant.params import get_params, nbytes
 from pliant.storage import run_dir
 from pliant.value import encode
@@ -50,6 +51,7 @@ def simulate(
     folder: str | Path | None = None,
     make_inputs: InputFactory | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
+    elastic_options: ElasticOptions | None = None,
 ) -> Iterator[RoundRecord]:
     """Train a network across a fleet and yield a record of every round.
 
@@ -58,7 +60,8 @@ def simulate(
     another method, network, data, fleet or settings is refused; more rounds than before continue a
     run unless its learning rate follows a schedule. `net` itself is not changed. `make_inputs`
     rebuilds the network and the data in worker processes, where that is cheaper than copying them.
-    When `is_stopped` returns true, the run saves a checkpoint and ends.
+    When `is_stopped` returns true, the run saves a checkpoint and ends. `elastic_options` say which
+    layers can be narrowed.
 
     >>> import torch
     >>> import pliant as pl
@@ -73,7 +76,8 @@ def simulate(
     settings, workers = settings or RunSettings(), workers or InlineWorkers()
     if rounds is not None:
         settings = msgspec.structs.replace(settings, rounds=rounds)
-    check_trainable(net, data, method.local, settings.evaluation)
+    options = elastic_options or ElasticOptions()
+    check_trainable(method, net, data, settings.evaluation, options)
     server_state, device_state = init_states(method, get_params(net))  # may fail: before the folder
     folder = None if folder is None else Path(folder)
     store = None if folder is None else RunStore(folder)
@@ -81,11 +85,12 @@ def simulate(
         if folder is not None and not (folder / run_dir.CONFIG_FILE).exists():
             run_dir.create_run_dir(folder, _describe_run(method, net, data, fleet, settings))
         # Inline workers share this network; others build their own while this one is traced.
-        own = build_context(net, data, method) if isinstance(workers, InlineWorkers) else None
+        build_own = partial(build_context, net, data, method, options)
+        own = build_own() if isinstance(workers, InlineWorkers) else None
         make_own = make_inputs or partial(_return, (net, data))
-        setup = partial(_return, own) if own else partial(build_worker_context, make_own, method)
-        with open_pool(workers, setup, run_job) as pool:
-            context = own or build_context(net, data, method)
+        setup = partial(build_worker_context, make_own, method, options)
+        with open_pool(workers, partial(_return, own) if own else setup, run_job) as pool:
+            context = own or build_own()
             if folder is not None:
                 network = context.net.fingerprint
                 inputs = describe_inputs(method, network, data, fleet, settings)

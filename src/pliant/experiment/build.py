@@ -13,6 +13,7 @@ from pliant.data import AnyPartition, FederatedData, Iid, ImageDataset, TrainTes
 from pliant.data.mixtures import MIXTURES, join_clients
 from pliant.engine.checks import check_trainable
 from pliant.engine.ledger import RoundRecord
+from pliant.engine.local_work import WorkerContext, build_context
 from pliant.engine.simulate import simulate
 from pliant.engine.split_loop import simulate_split
 from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, SearchRun
@@ -39,8 +40,16 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
     net = build_network(experiment.network, data, experiment.seed)
     if method is not None:
         init_states(method, get_params(net))  # fail now if one cannot be saved
-        check_trainable(net, data, method.local, experiment.evaluation)
+        options = experiment.network.elastic_options
+        check_trainable(method, net, data, experiment.evaluation, options)
     return net, data
+
+
+def build_run_context(experiment: Experiment) -> WorkerContext:
+    """Build what the server and the devices of a federated run share."""
+    net, data = build_experiment(experiment)
+    options = experiment.network.elastic_options
+    return build_context(net, data, experiment.federated_method, options)
 
 
 @lru_cache(maxsize=2)  # the runs of a sweep share their images
@@ -63,8 +72,13 @@ def run_experiment(
     if isinstance(experiment.method, AnySplit):
         start = partial(simulate_split, experiment.method, server_speed=experiment.server_speed)
     else:
-        make = partial(build_experiment, experiment)
-        start = partial(simulate, experiment.federated_method, workers=workers, make_inputs=make)
+        start = partial(
+            simulate,
+            experiment.federated_method,
+            workers=workers,
+            make_inputs=partial(build_experiment, experiment),
+            elastic_options=experiment.network.elastic_options,
+        )
     settings, fleet = experiment.settings, experiment.fleet
     return start(net, data, fleet, settings=settings, folder=folder, is_stopped=is_stopped)
 

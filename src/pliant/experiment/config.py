@@ -16,6 +16,7 @@ from pliant.engine.round_rules import RoundRules, Selection
 from pliant.experiment.user_code import hash_code, is_user_function, load_method, make_absolute
 from pliant.methods import AnyMethod, Method
 from pliant.methods.validation import ValidationPolicy
+from pliant.nn.elastic import ElasticOptions
 from pliant.nn.table_file import load_table
 from pliant.split import AnySplit
 from pliant.storage import run_dir
@@ -29,6 +30,12 @@ class NetworkConfig(Value, frozen=True):
 
     name: str = "digits_cnn"
     options: dict[str, int | float] = msgspec.field(default_factory=dict)
+    hidden: bool = False  # narrow hidden linear layers too
+    coupled: bool = True  # layers whose outputs are added or multiplied share one mask
+
+    @property
+    def elastic_options(self) -> ElasticOptions:
+        return ElasticOptions(self.coupled, self.hidden)
 
 
 class DataConfig(Value, frozen=True):

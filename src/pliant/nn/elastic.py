@@ -33,6 +33,7 @@ from pliant.nn.compiler.trace import trace
 from pliant.nn.cost import ExpectedCounts, SubnetCounts
 from pliant.nn.subnet import FilterOrders, Sampling, Subnet
 from pliant.params import Params
+from pliant.value import Value
 
 Rates = float | Sequence[float] | NDArray[np.float64]
 Tensors = Mapping[str, Tensor]
@@ -302,6 +303,18 @@ class Elastic:
         )
         names = tuple(map(_layer_name, group.layers))
         return Site(names, group.filters, macs, tuple(dict.fromkeys(feeds)))
+
+
+class ElasticOptions(Value, frozen=True):
+    """Which layers of a network become sites, as in `elastic`.
+
+    >>> import pliant as pl
+    >>> pl.ElasticOptions(hidden=True).coupled
+    True
+    """
+
+    coupled: bool = True
+    hidden: bool = False
 
 
 def elastic(

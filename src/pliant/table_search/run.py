@@ -18,6 +18,7 @@ from torch import nn
 
 from pliant import __version__
 from pliant.data import ImageDataset
+from pliant.nn.elastic import ElasticOptions
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.table_file import save_table
 from pliant.params import Params, digest
@@ -76,6 +77,7 @@ def search(
     *,
     workers: AnyWorkers | None = None,
     folder: Path | None = None,
+    elastic_options: ElasticOptions | None = None,
 ) -> ParetoTable:
     """Find rate vectors that cost little and learn much, and return them as a table.
 
@@ -94,7 +96,9 @@ def search(
     >>> table.rates[-1]  # the full network is always there
     (0.0, 0.0)
     """
-    *_, last = iter_search(net, proxy, settings, workers=workers, folder=folder)
+    *_, last = iter_search(
+        net, proxy, settings, workers=workers, folder=folder, elastic_options=elastic_options
+    )
     assert last.table is not None
     return last.table
 
@@ -107,6 +111,7 @@ def iter_search(
     workers: AnyWorkers | None = None,
     folder: Path | None = None,
     make_inputs: InputFactory | None = None,
+    elastic_options: ElasticOptions | None = None,
 ) -> Iterator[SearchProgress]:
     """Search, and yield the progress after every chunk of short trainings.
 
@@ -115,7 +120,13 @@ def iter_search(
     """
     settings = settings or SearchSettings()
     with open_search(
-        net, proxy, settings, workers=workers, folder=folder, make_inputs=make_inputs
+        net,
+        proxy,
+        settings,
+        workers=workers,
+        folder=folder,
+        make_inputs=make_inputs,
+        elastic_options=elastic_options,
     ) as run:
         yield from run.measure_corners()
         front_vectors = yield from run.run_algorithm()
@@ -149,17 +160,18 @@ def open_search(
     workers: AnyWorkers | None = None,
     folder: Path | None = None,
     make_inputs: InputFactory | None = None,
+    elastic_options: ElasticOptions | None = None,
 ) -> Iterator["SearchState"]:
     """Start the workers of a search and read its log; the arguments are those of `iter_search`."""
     workers = workers or InlineWorkers()
     setup: Callable[[], SearchContext] = partial(
-        make_search_context, net, proxy, settings.objective
+        make_search_context, net, proxy, settings.objective, elastic_options
     )
     get_context = cache(setup)
     if isinstance(workers, InlineWorkers):
         setup = get_context  # shared with this process
     elif make_inputs is not None:
-        setup = partial(_make_context, make_inputs, settings)
+        setup = partial(_make_context, make_inputs, settings, elastic_options)
     with open_pool(workers, setup, run_short_training) as pool:
         context = get_context()
         if not context.net.sites:
@@ -171,8 +183,10 @@ def open_search(
             yield SearchState(settings, context, snapshot_params, pool, log)
 
 
-def _make_context(make_inputs: InputFactory, settings: SearchSettings) -> SearchContext:
-    return make_search_context(*make_inputs(), settings.objective)
+def _make_context(
+    make_inputs: InputFactory, settings: SearchSettings, options: ElasticOptions | None
+) -> SearchContext:
+    return make_search_context(*make_inputs(), settings.objective, options)
 
 
 def _load_or_train_snapshot(context: SearchContext, folder: Path | None) -> Params:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pliant.data import ImageDataset, cycle_batches
-from pliant.nn.elastic import Elastic, elastic
+from pliant.nn.elastic import Elastic, ElasticOptions, elastic
 from pliant.nn.evaluation import evaluate_batches, make_slices
 from pliant.nn.norm_statistics import NormStatistics, ReestimatedStats, prepare_norm_statistics
 from pliant.nn.optimisers import Optimiser, Sgd
@@ -99,7 +99,10 @@ class SearchContext:
 
 
 def make_search_context(
-    net: nn.Module, proxy: ImageDataset, settings: ShortTrainingSettings
+    net: nn.Module,
+    proxy: ImageDataset,
+    settings: ShortTrainingSettings,
+    options: ElasticOptions | None = None,
 ) -> SearchContext:
     """Divide the proxy images into three parts and compile the network."""
     total = len(proxy)
@@ -116,9 +119,9 @@ def make_search_context(
     snapshot_images, train_images, eval_images = (proxy.select(np.sort(part)) for part in parts)
     snapshot_images = distort_images(snapshot_images, settings.distortion, settings.seed)
     example = proxy.get_normalised(slice(0, 1))
-    return SearchContext(
-        elastic(net, example), snapshot_images, train_images, eval_images, settings
-    )
+    options = options or ElasticOptions()
+    elastic_net = elastic(net, example, coupled=options.coupled, hidden=options.hidden)
+    return SearchContext(elastic_net, snapshot_images, train_images, eval_images, settings)
 
 
 def train_snapshot(context: SearchContext) -> Params:

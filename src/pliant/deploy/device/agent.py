@@ -25,8 +25,8 @@ from pliant.deploy.messages import (
 )
 from pliant.deploy.settings import Pace
 from pliant.deploy.step_times import StepTimeCurve
-from pliant.engine.local_work import LocalWork, WorkerContext, build_context, iter_steps
-from pliant.experiment.build import build_experiment
+from pliant.engine.local_work import LocalWork, WorkerContext, iter_steps
+from pliant.experiment.build import build_run_context
 from pliant.experiment.config import Experiment
 from pliant.experiment.user_code import is_user_function
 from pliant.methods.base import Task, TaskKey, Update
@@ -88,7 +88,7 @@ class DeviceAgent:
         key = sha256(msgspec.json.encode(config)).hexdigest()[:16]
         if self._loaded is None or (self._loaded.digest, self._loaded.pace) != (key, pace):
             experiment = decode(localise_config(config, self.limits, pace), Experiment)
-            context = build_context(*build_experiment(experiment), experiment.federated_method)
+            context = build_run_context(experiment)
             curve = load_or_calibrate(context, self.number, self.folder)
             self._loaded = LoadedExperiment(key, pace, experiment, context, curve)
         return self._loaded

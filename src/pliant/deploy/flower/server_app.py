@@ -54,15 +54,14 @@ def _serve_folder(grid: Grid, folder: Path) -> "Iterator[RoundRecord]":
     from pliant.deploy.messages import TrainRequest, encode_message
     from pliant.deploy.server.rounds import DeviceTransport, serve
     from pliant.deploy.settings import ServerSettings
-    from pliant.engine.local_work import build_context
-    from pliant.experiment.build import build_experiment
+    from pliant.experiment.build import build_run_context
     from pliant.experiment.config import load_run_config
     from pliant.value import encode
 
     torch.set_num_threads(1)
     experiment = load_run_config(folder)
     settings = msgspec.json.decode((folder / SETTINGS_FILE).read_bytes(), type=ServerSettings)
-    context = build_context(*build_experiment(experiment), experiment.federated_method)
+    context = build_run_context(experiment)
     hello = encode_message(TrainRequest("hello", encode(experiment), -1, pace=settings.pace))
     transport = DeviceTransport(experiment, settings, FlowerTransport(grid, hello))
     return serve(context, transport, folder)

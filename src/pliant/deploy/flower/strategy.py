@@ -28,9 +28,8 @@ from pliant.deploy.flower.transport import FlowerTransport, extract_body, make_c
 from pliant.deploy.messages import TrainRequest, encode_message
 from pliant.deploy.server.rounds import DeviceTransport, make_run
 from pliant.deploy.settings import ServerSettings
-from pliant.engine.local_work import build_context
 from pliant.engine.round_loop import finish_round
-from pliant.experiment.build import build_experiment
+from pliant.experiment.build import build_run_context
 from pliant.experiment.config import Experiment
 from pliant.value import encode
 
@@ -57,7 +56,7 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
     """Run any of pliant's methods as a Flower strategy, with pliant's validation of updates."""
 
     def __init__(self, experiment: Experiment, settings: ServerSettings | None = None) -> None:
-        context = build_context(*build_experiment(experiment), experiment.federated_method)
+        context = build_run_context(experiment)
         self._experiment = experiment
         self._settings = settings or ServerSettings()
         self._run = make_run(experiment, context)
