@@ -6,13 +6,19 @@ from tests.methods.tiny_runs import (
     PLAIN,
     get_weights,
     make_batch,
+    make_context,
     make_net,
     make_state,
     make_update,
 )
 
+from pliant.devices import Fleet
+from pliant.engine.round_loop import Run, RunSettings
+from pliant.engine.run_store import RunState
 from pliant.methods import FedAvg, FedNova, FedProx, LocalTraining, Scaffold, ServerAdam, ServerSgd
+from pliant.methods.base import Update
 from pliant.nn.optimisers import Adam, Sgd
+from pliant.params import get_params
 
 
 def run_round(method, devices, state=None):
@@ -67,6 +73,37 @@ def test_fednova_averages_deltas_per_step():
     assert get_weights(state) == [-1.125, 1.125]
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_fednova_steps_along_the_mean_gradient_whatever_the_numbers_of_steps(momentum):
+    # devices whose gradients are constant, trained by torch's own SGD
+    net = make_net()
+    gradients, steps = torch.tensor([[3.0, -1.0], [0.5, 2.0]]), (2, 7)
+    updates = []
+    for device, (gradient, count) in enumerate(zip(gradients, steps, strict=True)):
+        weight = torch.zeros(2, 1, 1, 1, requires_grad=True)
+        optimiser = torch.optim.SGD([weight], lr=0.1, momentum=momentum)
+        for _ in range(count):
+            weight.grad = gradient.view(2, 1, 1, 1).clone()
+            optimiser.step()
+        zeros = {name: 0 * tensor for name, tensor in get_params(net.module).items()}
+        delta = zeros | {"0.weight": weight.detach()}
+        updates.append(Update(device, delta, count, count, 1.0, 0.0, num_samples=10))
+    method = FedNova(LocalTraining(Sgd(lr=0.1, momentum=momentum)))
+    merged = torch.tensor(get_weights(method.merge(net, make_state(net, method), updates)))
+    mean = gradients.mean(dim=0)
+    length = -merged[0] / mean[0]
+    torch.testing.assert_close(merged, -length * mean)
+    lengths = [
+        u.delta["0.weight"].norm() / g.norm() for u, g in zip(updates, gradients, strict=True)
+    ]
+    torch.testing.assert_close(length, sum(lengths) / 2)
+
+
+def test_fednova_rejects_adam():
+    with pytest.raises(ValueError, match="Expected SGD"):
+        FedNova(LocalTraining(Adam()))
+
+
 def test_scaffold_steps_against_the_drift():
     net, method = make_net(), Scaffold(PLAIN)
     state = make_state(net, method)
@@ -100,6 +137,17 @@ def test_scaffold_can_take_the_mean_over_all_devices():
     )
     assert list(method.broadcast(state)) == ["0.weight"]
     assert method.broadcast(state) is state.control
+
+
+@pytest.mark.parametrize(("devices", "count"), [(None, 12), (3, 3)])
+def test_scaffold_counts_the_whole_fleet_by_default(devices, count):
+    net, fleet = make_net(), Fleet(size=12)
+    method = Scaffold(PLAIN, devices=devices)
+    state = RunState(0, 0.0, make_state(net, method), {})
+    run = Run(make_context(net, method), fleet, RunSettings(), state)
+    update = make_update(method, net, state.server_state, 1, [make_batch(4, 1)])
+    merged = run.context.merge(state.server_state, [update])
+    assert merged.control["0.weight"].flatten().tolist() == pytest.approx([2 / count, -2 / count])
 
 
 def test_scaffold_reports_the_size_of_its_variates():

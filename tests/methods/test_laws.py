@@ -131,7 +131,7 @@ MEAN = FedAvg(LOCAL, weighting="equal")
     ("method", "plain"),
     [
         (FedProx(0.0, LOCAL), FedAvg(LOCAL)),
-        (FedNova(LOCAL), FedAvg(LOCAL)),
+        (FedNova(LOCAL), FedAvg(LOCAL)),  # all take three steps
         (Distreal(local=LOCAL), FedAvg(LOCAL)),  # reported MACs are in proportion to samples
         (Distreal(local=LOCAL, filters="round", merging="samples"), FedAvg(LOCAL)),
         (Distreal(local=LOCAL, filters="round", adapts=False), FedAvg(LOCAL)),

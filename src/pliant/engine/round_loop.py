@@ -6,7 +6,7 @@ workers, or over a network.
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -19,7 +19,7 @@ from pliant.engine.manifests import ManifestBuilder
 from pliant.engine.round_rules import RoundRules, Selection
 from pliant.engine.run_store import RunState, RunStore
 from pliant.methods.aggregation import CoverageState, build_trained_subnet
-from pliant.methods.base import Update
+from pliant.methods.base import DependsOnFleet, Update
 from pliant.methods.validation import ValidationPolicy
 from pliant.params import Params, digest
 from pliant.value import Count, Value
@@ -59,6 +59,9 @@ class Run:
     repeated_rounds: int = 0
 
     def __post_init__(self) -> None:
+        method = self.context.method
+        if isinstance(method, DependsOnFleet):
+            self.context = replace(self.context, method=method.fit_fleet(self.fleet.size))
         self.manifests = ManifestBuilder(self.context)
 
     @property

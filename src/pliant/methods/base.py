@@ -257,6 +257,14 @@ class SelectsFilters(Protocol):
         """Return a subnet of the same size, selected by the `extra` that the device was sent."""
 
 
+@runtime_checkable
+class DependsOnFleet(Protocol):
+    """By default a method does not depend on the number of devices."""
+
+    def fit_fleet(self, size: int) -> Method:
+        """Return the method for a fleet of this size."""
+
+
 StepFn = Callable[[SubnetTrainer, Step], Tensor]  # trains on one mini-batch and returns its loss
 CorrectionFactory = Callable[[SubnetTrainer], Correction]
 # Changes gradients, given them, the params and constants of the same shapes.

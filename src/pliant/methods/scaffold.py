@@ -7,6 +7,7 @@ variates by option II.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -42,7 +43,7 @@ class Scaffold(Value, frozen=True, tag="scaffold"):
     """Step along ``gradient - device variate + server variate``; devices keep their variates.
 
     `devices` is the paper's N, the number of variates that the server's averages; by default it is
-    the number of devices seen so far.
+    the size of the fleet, or without one the number of devices seen so far.
 
     >>> import pliant as pl
     >>> pl.Scaffold(devices=100).weighting
@@ -59,6 +60,9 @@ class Scaffold(Value, frozen=True, tag="scaffold"):
         optimiser = self.local.optimiser
         if not isinstance(optimiser, Sgd) or optimiser.momentum:
             raise ValueError("Expected SGD without momentum, as variates average its gradients")
+
+    def fit_fleet(self, size: int) -> "Scaffold":
+        return self if self.devices else msgspec.structs.replace(self, devices=size)
 
     def extra_upload_bytes(self, net: Elastic) -> int:
         return nbytes({n: p for n, p in net.module.named_parameters() if n in net.trainable_names})
