@@ -1,11 +1,13 @@
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.table_search.toy_problem import HIGHEST, make_problem, run_search, squared
 
+from pliant.experiment.config import load_search
 from pliant.rng import derive_seed
-from pliant.table_search.nsga2 import Nsga2, RandomSearch, UniformRates
+from pliant.table_search.nsga2 import Nsga2, RandomSearch, UniformRates, _make_algorithm
 from pliant.table_search.pareto import hypervolume
 
 pytest.importorskip("pymoo")
@@ -55,6 +57,30 @@ def test_the_front_equals_that_of_pymoos_own_loop():
         seed=derive_seed(5, "evolution") % 2**32,
     )
     assert sorted(map(tuple, ours)) == sorted(map(tuple, np.unique(result.X, axis=0)))
+
+
+def mutate_once(settings, vectors):
+    """Return the vectors after the mutation of one generation."""
+    from pymoo.core.population import Population
+
+    algorithm = _make_algorithm(settings, make_problem(sites=vectors.shape[1]))
+    mutation, rng = algorithm.mating.mutation, np.random.default_rng(0)
+    children = mutation.do(algorithm.problem, Population.new("X", vectors.copy()), random_state=rng)
+    return children.get("X")
+
+
+def test_the_fig4_search_mutates_genes_as_pygmo_does():
+    path = Path(__file__).parents[2] / "experiments" / "distreal" / "fig4.toml"
+    settings = load_search(path).search.full_algorithm
+    assert (settings.population, settings.generations) == (64, 50)
+    vectors = np.full((2000, 39), HIGHEST / 2)
+    moved = mutate_once(settings, vectors) - vectors
+    share = (moved != 0).mean()  # pymoo's default of 0.9 of the vectors would give 0.009
+    assert abs(share - 0.01) < 3 * (0.01 * 0.99 / moved.size) ** 0.5
+    # far from the bounds, 1 - (1 - |delta|)^(1 + 50) is uniform over [0, 1]
+    size = np.abs(moved[moved != 0]) / HIGHEST
+    quantiles = 1 - (1 - size) ** 51
+    assert abs(quantiles.mean() - 0.5) < 3 * (1 / 12 / len(size)) ** 0.5
 
 
 def test_both_corners_are_in_the_first_population():

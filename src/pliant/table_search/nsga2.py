@@ -33,6 +33,7 @@ class Nsga2(Value, frozen=True, tag="nsga2"):
     crossover_eta: Positive = 10.0
     mutation: Fraction | None = None  # probability per gene; None: one gene per vector
     mutation_eta: Positive = 20.0
+    mutated: Fraction = 0.9  # share of vectors that may mutate at all, as in pymoo
 
     def count_trainings(self, sites: int, seeds: int) -> int:
         """Return the number of short trainings the search needs."""
@@ -76,7 +77,7 @@ def _make_algorithm(settings: Nsga2, problem: SearchProblem) -> Any:
         pop_size=settings.population,
         sampling=np.concatenate([corners, random_vectors]),
         crossover=sbx(prob=settings.crossover, eta=settings.crossover_eta),
-        mutation=polynomial(prob_var=mutation, eta=settings.mutation_eta),
+        mutation=polynomial(prob=settings.mutated, prob_var=mutation, eta=settings.mutation_eta),
     )
     algorithm.setup(
         make_space(n_var=sites, n_obj=2, xl=0.0, xu=highest_rate),
