@@ -1,5 +1,6 @@
 """Randomness by address: each address has its own generator, whatever the order of calls."""
 
+from collections.abc import Iterable
 from hashlib import blake2b
 from operator import index
 from typing import Any
@@ -27,6 +28,36 @@ def rng_stream(seed: int, *address: Address) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(_Key(_hash_address(seed, address))))  # type: ignore[arg-type] # numpy takes any ISeedSequence
 
 
+def sample_stream_uniforms(
+    seed: int, *address: Address, numbers: Iterable[int], size: int
+) -> NDArray[np.float64]:
+    """Return the first `size` uniform numbers of the stream at (*address, n) for each number n.
+
+    The same as `rng_stream(seed, *address, n).random(size)`, several times faster: one generator is
+    moved from key to key.
+
+    >>> from pliant.rng import rng_stream, sample_stream_uniforms
+    >>> many = sample_stream_uniforms(0, "dropout", 3, numbers=range(100), size=5)
+    >>> bool((many[17] == rng_stream(0, "dropout", 3, 17).random(5)).all())
+    True
+    """
+    prefix = blake2b(f"{_join_parts((seed, *address))}\x1fi".encode(), digest_size=16)
+    keys = []
+    for number in numbers:
+        hasher = prefix.copy()
+        hasher.update(str(number).encode())
+        keys.append(hasher.digest())
+    philox = np.random.Philox(_Key(bytes(16)))  # type: ignore[arg-type] # as above
+    generator, state = np.random.Generator(philox), philox.state
+    uniforms = np.empty((len(keys), size))
+    key_words = np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)
+    for row, key in zip(uniforms, key_words, strict=True):
+        state["state"]["key"] = key
+        philox.state = state
+        generator.random(out=row)
+    return uniforms
+
+
 def derive_seed(seed: int, *address: Address) -> int:
     """Return a 63-bit seed for this address, for libraries that need one."""
     return int.from_bytes(_hash_address(seed, address)[:8], "little") >> 1
@@ -43,8 +74,11 @@ class _Key(ISeedSequence):
 
 
 def _hash_address(seed: int, address: tuple[Address, ...]) -> bytes:
-    text = "\x1f".join(_encode_part(part) for part in (seed, *address))
-    return blake2b(text.encode(), digest_size=16).digest()
+    return blake2b(_join_parts((seed, *address)).encode(), digest_size=16).digest()
+
+
+def _join_parts(parts: tuple[Address, ...]) -> str:
+    return "\x1f".join(map(_encode_part, parts))
 
 
 def _encode_part(part: Address) -> str:
