@@ -1,7 +1,8 @@
 """Worker pools: where a round's jobs run, without any effect on their results."""
 
+import itertools
 import reprlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -122,10 +123,13 @@ class WorkerBackend(Protocol[H]):
     def start(self) -> H:
         """Start a worker without waiting until it is ready."""
 
-    def share(self, shared: Params) -> None:
-        """Give the workers the parameters for the jobs that follow."""
+    def share(self, params: Params, version: int) -> None:
+        """Give the workers the parameters for jobs of this version."""
 
-    def submit(self, worker: H, job: object) -> None:
+    def release(self, version: int) -> None:
+        """Forget the parameters of this version."""
+
+    def submit(self, worker: H, job: object, version: int) -> None:
         """Send an idle worker a job; if the worker is dead, `poll` reports it."""
 
     def poll(self, workers: Collection[H]) -> Iterator[tuple[H, WorkerReply]]:
@@ -147,18 +151,22 @@ class _InlineBackend:
     def __init__(self, setup: Callable[[], W], run_job: Callable[[W, Params, J], R]) -> None:
         self._context: Any = setup()
         self._run_job: Callable[[Any, Params, Any], Any] = run_job
-        self._shared: Params = {}
+        self._shared: dict[int, Params] = {}  # by version
         self._reply = WorkerReply("ready", None)
 
     def start(self) -> int:
         self._reply = WorkerReply("ready", None)
         return 0
 
-    def share(self, shared: Params) -> None:
-        self._shared = shared
+    def share(self, params: Params, version: int) -> None:
+        self._shared[version] = params
 
-    def submit(self, worker: int, job: object) -> None:
-        result = self._run_job(self._context, copy_isolated(self._shared), copy_isolated(job))
+    def release(self, version: int) -> None:
+        del self._shared[version]
+
+    def submit(self, worker: int, job: object, version: int) -> None:
+        shared = copy_isolated(self._shared[version])
+        result = self._run_job(self._context, shared, copy_isolated(job))
         self._reply = WorkerReply("done", copy_isolated(result))
 
     def poll(self, workers: Collection[int]) -> Iterator[tuple[int, WorkerReply]]:
@@ -176,8 +184,13 @@ class Pool(Generic[J, R]):
         self.count, self._backend = count, backend  # each worker has one torch thread
         self._starting: set[Any] = set()
         self._idle: list[Any] = []
-        self._busy: dict[Any, int] = {}  # worker -> index of its job
+        self._busy: dict[Any, int] = {}  # worker -> number of its job
         self._lost_starts: list[str] = []  # reasons, in a row
+        self._jobs: dict[int, tuple[J, int]] = {}  # unfinished, with the version of their params
+        self._waiting: deque[int] = deque()
+        self._deaths: Counter[int] = Counter()  # of workers, by job
+        self._results: dict[int, R] = {}
+        self._numbers = itertools.count(1)
         try:
             self._start_missing()
         except BaseException:
@@ -194,45 +207,82 @@ class Pool(Generic[J, R]):
     ) -> list[R]:
         """Run the jobs, the costliest first, and return their results in the order of `jobs`.
 
-        `on_finish` is called in this process with each finished job.
+        `on_finish` is called in this process with each finished job. Errors are those of `collect`.
+        """
+        results: dict[int, R] = {}
+        with self._share_with(jobs, shared) as version:
+            order = sorted(range(len(jobs)), key=lambda index: -cost(jobs[index]))
+            indices = {self.submit(jobs[index], version): index for index in order}
+            while indices:
+                number, result = self.collect(indices)
+                index = indices.pop(number)
+                results[index] = result
+                on_finish(jobs[index])
+        return [results[index] for index in range(len(jobs))]
+
+    def stream(self, jobs: Sequence[J], shared: Params) -> Iterator[R]:
+        """Yield the results in the order of `jobs`; at most two per worker are held back."""
+        window = 2 * self.count
+        with self._share_with(jobs, shared) as version:
+            numbers = deque(self.submit(job, version) for job in jobs[:window])
+            for index in range(len(jobs)):
+                yield self.collect([numbers.popleft()])[1]
+                following = jobs[index + window : index + window + 1]
+                numbers.extend(self.submit(job, version) for job in following)
+
+    @contextmanager
+    def _share_with(self, jobs: Sequence[J], shared: Params) -> Iterator[int]:
+        version = self.share(shared) if jobs else 0
+        try:
+            yield version
+        except BaseException:  # also if the caller wants no more results
+            self.cancel()
+            raise
+        finally:
+            if jobs:
+                self.release(version)
+
+    def share(self, params: Params) -> int:
+        """Give the workers parameters for later jobs, and return their version."""
+        self._lost_starts.clear()  # try again
+        version = next(self._numbers)
+        self._backend.share(params, version)
+        return version
+
+    def release(self, version: int) -> None:
+        """Forget parameters that no unfinished job needs."""
+        self._backend.release(version)
+
+    def submit(self, job: J, version: int) -> int:
+        """Queue a job with the parameters of this version, and return its number."""
+        number = next(self._numbers)
+        self._jobs[number] = job, version
+        self._waiting.append(number)
+        return number
+
+    def collect(self, numbers: Collection[int]) -> tuple[int, R]:
+        """Wait until one of these jobs has finished; return its number and, once, its result.
 
         An exception in a job is raised here, with the worker's traceback as a note. A job whose
         worker dies runs again; the third death in a row raises `WorkerLost`.
         """
-        waiting = deque(sorted(range(len(jobs)), key=lambda index: -cost(jobs[index])))
-        results: dict[int, R] = {}
-        deaths = [0] * len(jobs)
-        self._lost_starts.clear()
-        if jobs:
-            self._backend.share(shared)
-        try:
-            while len(results) < len(jobs):
-                self._start_missing()
-                self._submit_waiting(waiting, jobs)
-                for worker, reply in self._backend.poll(self._list_workers()):
-                    index = self._update_worker(worker, reply)
-                    if index is None:
-                        continue
-                    if reply.kind == "done":
-                        results[index] = reply.value
-                        on_finish(jobs[index])
-                        continue
-                    if reply.kind == "failed":
-                        raise _build_error(reply, _describe_job(index, jobs))
-                    waiting.appendleft(index)
-                    deaths[index] += 1
-                    if deaths[index] == MAX_ATTEMPTS:
-                        raise WorkerLost(
-                            f"{_describe_job(index, jobs)}, killed {MAX_ATTEMPTS} workers in a row"
-                            f" (last: {reply.value})"
-                        )
-        except BaseException:
-            # unfinished jobs must not run with the parameters of the next call
-            busy = list(self._busy)
-            self._busy.clear()
-            self._backend.stop(busy)
-            raise
-        return [results[index] for index in range(len(jobs))]
+        while not (finished := self._results.keys() & numbers):
+            self._start_missing()
+            self._submit_waiting()
+            for worker, reply in self._backend.poll(self._list_workers()):
+                number = self._update_worker(worker, reply)
+                if number is not None:
+                    self._finish_job(number, reply)
+        self._submit_waiting()  # before this process turns to the result
+        number = min(finished)
+        return number, self._results.pop(number)
+
+    def cancel(self) -> None:
+        """Drop all jobs, even those that are running."""
+        busy = list(self._busy)
+        for jobs in (self._busy, self._jobs, self._waiting, self._deaths, self._results):
+            jobs.clear()
+        self._backend.stop(busy)
 
     def close(self) -> None:
         """Stop the workers."""
@@ -255,14 +305,30 @@ class Pool(Generic[J, R]):
                 f" (last: {self._lost_starts[-1]})"
             )
 
-    def _submit_waiting(self, waiting: deque[int], jobs: Sequence[Any]) -> None:
-        while waiting and self._idle:
-            worker = self._idle.pop()
-            self._busy[worker] = waiting.popleft()
-            self._backend.submit(worker, jobs[self._busy[worker]])
+    def _submit_waiting(self) -> None:
+        while self._waiting and self._idle:
+            worker, number = self._idle.pop(), self._waiting.popleft()
+            self._busy[worker] = number
+            self._backend.submit(worker, *self._jobs[number])
+
+    def _finish_job(self, number: int, reply: WorkerReply) -> None:
+        """Keep a job's result, raise its exception, or queue it again if its worker died."""
+        job, _ = self._jobs[number]
+        if reply.kind == "failed":
+            raise _build_error(reply, f"job {_describe(job)}")
+        if reply.kind == "done":
+            self._results[number] = reply.value
+            del self._jobs[number]
+            return
+        self._deaths[number] += 1
+        if self._deaths[number] == MAX_ATTEMPTS:
+            raise WorkerLost(
+                f"job {_describe(job)} killed {MAX_ATTEMPTS} workers in a row (last: {reply.value})"
+            )
+        self._waiting.appendleft(number)
 
     def _update_worker(self, worker: Any, reply: WorkerReply) -> int | None:
-        """Update a worker's state; return the index of the job that it ended, if any."""
+        """Update a worker's state; return the number of the job that it ended, if any."""
         if worker in self._starting:
             self._starting.remove(worker)
             if reply.kind == "ready":
@@ -274,14 +340,14 @@ class Pool(Generic[J, R]):
                 raise _build_error(reply, "setup")
             self._lost_starts.append(reply.value)
             return None
-        index = self._busy.pop(worker, None)
+        number = self._busy.pop(worker, None)
         if reply.kind == "lost":
-            if index is None:
+            if number is None:
                 self._idle.remove(worker)
             self._backend.stop([worker])
         else:
             self._idle.append(worker)
-        return index
+        return number
 
 
 def _build_error(reply: WorkerReply, activity: str) -> Exception:
@@ -291,10 +357,10 @@ def _build_error(reply: WorkerReply, activity: str) -> Exception:
     return error
 
 
-def _describe_job(index: int, jobs: Sequence[object]) -> str:
+def _describe(job: object) -> str:
     short = reprlib.Repr()
     short.maxother = 120
-    return f"job {index} of {len(jobs)}, {short.repr(jobs[index])}"
+    return short.repr(job)
 
 
 def count_cores(cgroup: Path = runtime.CGROUP) -> int:

@@ -18,7 +18,7 @@ from pliant.params import Params
 from pliant.workers.pool import WorkerReply
 from pliant.workers.serialisation import deserialise, serialise, serialise_chunks
 from pliant.workers.shared_memory import choose_memory_folder, write_shared
-from pliant.workers.worker_main import SETUP_FILE, SHARED_FILE, run_worker
+from pliant.workers.worker_main import SETUP_FILE, run_worker
 
 STOP_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL
 ONE_THREAD_ENV = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -48,7 +48,8 @@ class ProcessBackend:
         )
         self._alive: set[ProcessHandle] = set()
         Path(self._folder.name, SETUP_FILE).write_bytes(functions)
-        Path(self._folder.name, SHARED_FILE).touch()
+        self._shared: dict[int, Path] = {}  # files, by version
+        self._spare: Path | None = None  # a released file, whose memory is used again
 
     def start(self) -> ProcessHandle:
         context = multiprocessing.get_context("spawn")
@@ -65,12 +66,20 @@ class ProcessBackend:
         self._alive.add(worker)
         return worker
 
-    def share(self, shared: Params) -> None:
-        write_shared(Path(self._folder.name, SHARED_FILE), serialise_chunks(shared))
+    def share(self, params: Params, version: int) -> None:
+        path = self._spare or Path(self._folder.name, f"shared-{version}")
+        self._spare, self._shared[version] = None, path
+        write_shared(path, serialise_chunks(params))
 
-    def submit(self, worker: ProcessHandle, job: object) -> None:
+    def release(self, version: int) -> None:
+        path = self._shared.pop(version)
+        if self._spare is not None:
+            self._spare.unlink()
+        self._spare = path
+
+    def submit(self, worker: ProcessHandle, job: object, version: int) -> None:
         with suppress(OSError):
-            worker.pipe.send_bytes(serialise(job))
+            worker.pipe.send_bytes(pickle.dumps((str(self._shared[version]), serialise(job))))
 
     def poll(
         self, workers: Collection[ProcessHandle]

@@ -45,7 +45,7 @@ class RayBackend:
         self._functions = self._ray.put(functions)
         # Ray's own restarts would repeat jobs uncounted and skip the setup
         self._actor_class = self._ray.remote(num_cpus=1, max_restarts=0)(JobRunner)
-        self._shared: Any = None
+        self._shared: dict[int, Any] = {}  # references, by version
 
     def count_cpus(self) -> int:
         """Return how many CPUs the cluster has now."""
@@ -55,11 +55,14 @@ class RayBackend:
         actor = self._actor_class.options(scheduling_strategy="SPREAD").remote()
         return RayHandle(actor, actor.prepare.remote(self._functions))
 
-    def share(self, shared: Params) -> None:
-        self._shared = self._ray.put(np.frombuffer(serialise(shared), np.uint8))
+    def share(self, params: Params, version: int) -> None:
+        self._shared[version] = self._ray.put(np.frombuffer(serialise(params), np.uint8))
 
-    def submit(self, worker: RayHandle, job: object) -> None:
-        worker.pending_ref = worker.actor.run.remote(self._shared, serialise(job))
+    def release(self, version: int) -> None:
+        del self._shared[version]
+
+    def submit(self, worker: RayHandle, job: object, version: int) -> None:
+        worker.pending_ref = worker.actor.run.remote(self._shared[version], serialise(job))
 
     def poll(self, workers: Collection[RayHandle]) -> Iterator[tuple[RayHandle, WorkerReply]]:
         by_ref = {
@@ -75,7 +78,7 @@ class RayBackend:
             self._ray.kill(worker.actor)
 
     def close(self) -> None:
-        self._functions = self._shared = None
+        self._functions, self._shared = None, {}
         if self._has_started_ray:
             self._ray.shutdown()
 

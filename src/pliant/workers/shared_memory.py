@@ -30,7 +30,7 @@ def choose_memory_folder() -> Path:
 
 def write_shared(path: Path, chunks: Sequence[Chunk]) -> None:
     """Write a message to the start of a file, which never shrinks, so mappings of it stay valid."""
-    with path.open("r+b") as file:
+    with path.open("r+b" if path.exists() else "xb") as file:
         file.writelines(chunks)
 
 

@@ -21,7 +21,6 @@ from pliant.workers.serialisation import deserialise, serialise
 from pliant.workers.shared_memory import map_shared
 
 SETUP_FILE = "setup.pickle"
-SHARED_FILE = "shared"
 
 
 class JobRunner:
@@ -67,7 +66,8 @@ def run_worker(pipe: "Connection[Any, Any]", folder: str) -> None:
     try:
         pipe.send_bytes(runner.prepare(Path(folder, SETUP_FILE).read_bytes()))
         while True:
-            pipe.send_bytes(runner.run(Path(folder, SHARED_FILE), pipe.recv_bytes()))
+            shared, job = pickle.loads(pipe.recv_bytes())
+            pipe.send_bytes(runner.run(Path(shared), job))
     except (EOFError, OSError):  # the parent is gone
         return
 
