@@ -30,11 +30,11 @@ from pliant.methods import (
     Scaffold,
     ServerAdam,
 )
-from pliant.methods.base import TaskKey
+from pliant.methods.base import TaskKey, TaskKeys
 from pliant.methods.state import flatten_state
 from pliant.nn.elastic import elastic
 from pliant.nn.optimisers import Sgd
-from pliant.params import digest
+from pliant.params import digest, get_params, nbytes
 
 LOCAL = LocalTraining(Sgd(lr=0.1, momentum=0.5, weight_decay=1e-3))
 SIMPLE = LocalTraining(Sgd(lr=0.1, weight_decay=1e-3))
@@ -321,3 +321,23 @@ def test_training_without_batches_returns_tensors_of_the_same_shapes(name):
     assert type(empty.device_state) is type(real.device_state)
     assert flatten_state(empty.device_state).keys() == flatten_state(real.device_state).keys()
     assert all(torch.isfinite(t).all() for t in empty.extra.values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_steps_cost_the_same_one_at_a_time_and_all_at_once(name):
+    context = make_context(NET, METHODS[name])
+    rows = np.array([0, get_last_row(METHODS[name], NET)] * 4)
+    keys = TaskKeys(3, 2, np.arange(8) * 5)
+    for step in range(3):
+        alone = [
+            context.step_macs(row, TaskKey(3, 2, device), step)
+            for row, device in zip(rows.tolist(), keys.devices.tolist(), strict=True)
+        ]
+        assert context.count_step_macs(rows, keys, step).tolist() == alone
+    params = get_params(NET.module)
+    sent = [
+        context.subnet_to_send(row, TaskKey(3, 2, device))
+        for row, device in zip(rows.tolist(), keys.devices.tolist(), strict=True)
+    ]
+    sizes = [nbytes(params if subnet is None else NET.take(params, subnet)) for subnet in sent]
+    assert context.count_sent_bytes(params, rows, keys).tolist() == sizes

@@ -10,6 +10,7 @@ from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.filter_counts import count_drawn_filters, count_prefix_filters, make_count_costs
 from pliant.nn.models import INPUT_SHAPES, MODELS
 from pliant.nn.subnet import Sampling
+from pliant.params import get_params, nbytes
 from pliant.rng import rng_stream
 
 RATES = (0.9, 0.5, 0.2, 0.0)
@@ -31,7 +32,9 @@ def check_draws(net: Elastic, sampling: Sampling) -> bool:
         return False
     assert counts.tolist() == [list(subnet.counts) for subnet in subnets]
     assert costs.macs(counts).tolist() == [net.macs(subnet, training=True) for subnet in subnets]
-    assert costs.params(counts).tolist() == [net.count_params(subnet) for subnet in subnets]
+    params = get_params(net.module)
+    expected_bytes = [nbytes(net.take(params, subnet)) for subnet in subnets]
+    assert costs.nbytes(counts).tolist() == expected_bytes
     prefixes = [list(net.select_prefix(row).counts) for row in table]
     assert count_prefix_filters(net, table).tolist() == prefixes
     return True

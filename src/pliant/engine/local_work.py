@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from pliant.data import FederatedData, count_batches, cycle_batches
 from pliant.devices import FULL_NETWORK, BudgetPolicy
+from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.methods.aggregation import apply_delta, average_deltas, weight_by
 from pliant.methods.base import (
     Broadcasts,
+    CountsFilters,
     HasBudgetPolicy,
     HasStepCost,
     LocalTraining,
@@ -26,6 +28,7 @@ from pliant.methods.base import (
     SubnetSteps,
     Task,
     TaskKey,
+    TaskKeys,
     Trains,
     Update,
     count_steps,
@@ -33,8 +36,9 @@ from pliant.methods.base import (
 )
 from pliant.methods.state import init_device_state
 from pliant.nn.elastic import Elastic, ElasticOptions, elastic
+from pliant.nn.filter_counts import make_count_costs
 from pliant.nn.subnet import Subnet
-from pliant.params import Params
+from pliant.params import Params, nbytes
 
 EXTRA_PREFIX = "extra/"  # of tensors sent along with the network
 
@@ -120,6 +124,39 @@ class WorkerContext:
             return self._coster.macs(self.net, row, key, step)
         subnet = self.select_subnet(row, key, step)
         return self.full_macs if subnet is self.net.full else self.net.macs(subnet, training=True)
+
+    @cached_property
+    def _counter(self) -> CountsFilters | None:
+        """Return the method if the costs of its steps follow from the numbers of filters."""
+        is_known = self._coster is None and make_count_costs(self.net) is not None
+        return self.method if is_known and isinstance(self.method, CountsFilters) else None
+
+    def count_step_macs(self, rows: IntArray, keys: TaskKeys, step: int) -> FloatArray:
+        """Return the MACs per sample of one training step of several tasks."""
+        if self._selector is None and self._coster is None:
+            return np.full(len(rows), self.full_macs)
+        costs = make_count_costs(self.net)
+        if self._counter is not None and costs is not None:
+            return costs.macs(self._counter.count_filters(self.net, rows, keys, step))
+        tasks = [TaskKey(keys.seed, keys.round, device) for device in keys.devices.tolist()]
+        macs = [self.step_macs(*task, step) for task in zip(rows.tolist(), tasks, strict=True)]
+        return np.array(macs)
+
+    def count_sent_bytes(self, params: Params, rows: IntArray, keys: TaskKeys) -> FloatArray:
+        """Return the bytes that each device is sent: the network or a packed subnet."""
+        sent = np.full(len(rows), float(nbytes(params)))
+        if not isinstance(self.method, SendsSubnets):
+            return sent
+        costs = make_count_costs(self.net)
+        for index, device in enumerate(keys.devices.tolist()):
+            key = TaskKey(keys.seed, keys.round, device)
+            subnet = self.subnet_to_send(int(rows[index]), key)
+            if subnet is None:
+                continue
+            if self._counter is not None and costs is not None:  # then all are sent subnets
+                return costs.nbytes(self._counter.count_filters(self.net, rows, keys, 0))
+            sent[index] = self.net.count_bytes(params, subnet)
+        return sent
 
     def subnet_to_send(self, row: int, key: TaskKey) -> Subnet | None:
         """Return the subnet that a device is sent, or None for the full network."""

@@ -27,7 +27,7 @@ from pliant.engine.round_rules import TaskOutcome, select_devices
 from pliant.engine.run_inputs import check_inputs, describe_inputs, describe_method
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.timetable import RoundTasks, Timetable, build_timetable, compute_start_status
-from pliant.methods.base import HasExtraUpload, Method, SendsSubnets, TaskKey, Update
+from pliant.methods.base import HasExtraUpload, Method, SendsSubnets, TaskKey, TaskKeys, Update
 from pliant.methods.state import init_states
 from pliant.methods.validation import accept_valid
 from pliant.nn.elastic import ElasticOptions
@@ -166,6 +166,7 @@ def schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
     sizes = _compute_batch_sizes(context, devices)
     full_macs = sizes * context.full_macs
     server_state, method = run.state.server_state, context.method
+    keys = TaskKeys(settings.seed, run.state.next_round, devices)
     param_bytes = np.full(len(devices), float(nbytes(server_state.params)))
     down = nbytes(context.broadcast(server_state))
     up = method.extra_upload_bytes(context.net) if isinstance(method, HasExtraUpload) else 0
@@ -173,7 +174,7 @@ def schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
     policy = context.budget_policy
 
     def make_packed_tasks(rows: IntArray) -> RoundTasks:
-        sent = _count_sent_bytes(run, devices, rows, param_bytes)
+        sent = context.count_sent_bytes(server_state.params, rows, keys)
         return RoundTasks(devices, full_macs, sent + down, sent + up)
 
     if policy.is_per_round and policy is not FULL_NETWORK:  # a subnet may be sent: fewer bytes
@@ -184,15 +185,15 @@ def schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
         choice = policy.choose(status)
         tasks = make_packed_tasks(choice.row)
         policy = FixedChoice(status, choice)
-    task_index = {device: index for index, device in enumerate(devices.tolist())}
+    order = np.argsort(devices)
 
     def compute_step_cost(active_devices: IntArray, step: int, choice: RowChoice) -> FloatArray:
-        costs = np.empty(len(active_devices))
-        for index, device in enumerate(active_devices.tolist()):
-            key = TaskKey(settings.seed, run.state.next_round, device)
-            macs = context.step_macs(int(choice.row[index]), key, step)
-            costs[index] = sizes[task_index[device], step] * macs
-        return costs
+        active_keys = TaskKeys(keys.seed, keys.round, active_devices)
+        index = order[np.searchsorted(devices, active_devices, sorter=order)]
+        macs: FloatArray = sizes[index, step] * context.count_step_macs(
+            choice.row, active_keys, step
+        )
+        return macs
 
     timetable = build_timetable(
         run.fleet,
@@ -206,19 +207,6 @@ def schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
         step_cost=compute_step_cost,
     )
     return timetable, tasks
-
-
-def _count_sent_bytes(
-    run: Run, devices: IntArray, rows: IntArray, param_bytes: FloatArray
-) -> FloatArray:
-    """Return the bytes that each device is sent: the network or a packed subnet."""
-    net, sent = run.context.net, param_bytes.copy()
-    for index, (device, row) in enumerate(zip(devices.tolist(), rows.tolist(), strict=True)):
-        key = TaskKey(run.settings.seed, run.state.next_round, device)
-        subnet = run.context.subnet_to_send(row, key)
-        if subnet is not None:
-            sent[index] = net.count_bytes(run.state.server_state.params, subnet)
-    return sent
 
 
 def _compute_batch_sizes(context: WorkerContext, devices: IntArray) -> FloatArray:

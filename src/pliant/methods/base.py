@@ -13,6 +13,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from pliant.devices import BudgetPolicy
+from pliant.devices.vector_rng import IntArray
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimisers import Optimiser, Sgd
 from pliant.nn.subnet import Subnet
@@ -77,6 +78,15 @@ class TaskKey:
     def rng_stream(self, *address: str | int) -> np.random.Generator:
         """Make the random generator of this device in this round."""
         return rng_stream(self.seed, *address, self.round, self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class TaskKeys:
+    """The tasks of several devices in one round."""
+
+    seed: int
+    round: int
+    devices: IntArray
 
 
 @dataclass(frozen=True)
@@ -247,6 +257,14 @@ class HasStepCost(Protocol):
 
     def macs(self, net: Elastic, row: int, key: TaskKey, step: int) -> float:
         """Return the MACs per sample of a step, forward and backward."""
+
+
+@runtime_checkable
+class CountsFilters(Protocol):
+    """By default the engine selects the subnet of every step to find its cost."""
+
+    def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
+        """Return how many filters each site keeps in one step of several tasks: (task, site)."""
 
 
 @runtime_checkable

@@ -10,11 +10,13 @@ from typing import Literal
 
 from pliant.devices import BudgetPolicy, CostRows, PerBatch
 from pliant.devices.budget import Budget
+from pliant.devices.vector_rng import IntArray
 from pliant.methods.aggregation import CoverageState, track_coverage
-from pliant.methods.base import LocalTraining, TaskKey, Update
+from pliant.methods.base import LocalTraining, TaskKey, TaskKeys, Update
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd
 from pliant.methods.table_methods import Merging, make_table, merge_updates, select_ordered_subnet
 from pliant.nn.elastic import Elastic
+from pliant.nn.filter_counts import count_prefix_filters
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
@@ -43,6 +45,9 @@ class Coherent(Value, frozen=True, tag="coherent"):
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
         rates = self._make_table(net).rates[row]
         return select_ordered_subnet(net, rates, key, self.filters, scaled=self.scaled)
+
+    def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
+        return count_prefix_filters(net, self._make_table(net).rates)[rows]
 
     def init_state(self, params: Params) -> CoverageState:
         return CoverageState(params)

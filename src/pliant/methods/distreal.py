@@ -8,10 +8,12 @@ from typing import Literal
 
 from pliant.devices import BudgetPolicy, CostRows, PerBatch, PerRound
 from pliant.devices.budget import Budget
-from pliant.methods.base import LocalTraining, ServerState, TaskKey, Update
+from pliant.devices.vector_rng import IntArray
+from pliant.methods.base import LocalTraining, ServerState, TaskKey, TaskKeys, Update
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd
 from pliant.methods.table_methods import Merging, make_table, merge_updates, select_ordered_subnet
 from pliant.nn.elastic import Elastic
+from pliant.nn.filter_counts import count_drawn_filters, count_prefix_filters
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Sampling, Subnet
 from pliant.value import Positive, Value
@@ -49,6 +51,16 @@ class Distreal(Value, frozen=True, tag="distreal"):
         if self.filters == "batch":
             return net.draw(rates, key.rng_stream("dropout", step), self.choice)
         return select_ordered_subnet(net, rates, key, "round", scaled=True)
+
+    def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
+        rates = self._make_table(net).rates
+        if self.filters == "round":
+            return count_prefix_filters(net, rates)[rows]
+        address = ("dropout", step, keys.round)
+        devices = keys.devices.tolist()
+        return count_drawn_filters(
+            net, rates, rows, self.choice, seed=keys.seed, address=address, numbers=devices
+        )
 
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         is_fixed = self.filters == "round" and not self.adapts

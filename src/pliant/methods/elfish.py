@@ -11,11 +11,13 @@ import numpy as np
 import torch
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
+from pliant.devices.vector_rng import IntArray
 from pliant.methods.aggregation import average_deltas
-from pliant.methods.base import LocalTraining, Step, Task, TaskKey, Update, train_locally
+from pliant.methods.base import LocalTraining, Step, Task, TaskKey, TaskKeys, Update, train_locally
 from pliant.methods.filter_orders import Width, make_fine_widths, make_width_table, select_prefix
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, take_server_step
 from pliant.nn.elastic import Elastic
+from pliant.nn.filter_counts import count_prefix_filters
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
@@ -55,6 +57,9 @@ class Elfish(Value, frozen=True, tag="elfish"):
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
         """Return a subnet of the right size; the device selects the filters itself."""
         return select_prefix(net, self._make_table(net).rates[row])
+
+    def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
+        return count_prefix_filters(net, self._make_table(net).rates)[rows]
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         subnets: dict[tuple[int, ...], Subnet] = {}

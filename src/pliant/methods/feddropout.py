@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
+from pliant.devices.vector_rng import IntArray
 from pliant.methods.aggregation import Weighting, cover_sent
-from pliant.methods.base import LocalTraining, ServerState, TaskKey, Update
+from pliant.methods.base import LocalTraining, ServerState, TaskKey, TaskKeys, Update
 from pliant.methods.filter_orders import (
     Width,
     make_device_order,
@@ -20,6 +21,7 @@ from pliant.methods.filter_orders import (
 )
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
+from pliant.nn.filter_counts import count_prefix_filters
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.value import Positive, Value
@@ -51,6 +53,9 @@ class FedDropout(Value, frozen=True, tag="feddropout"):
         else:
             order = make_round_order(net, key.seed, key.round)
         return select_prefix(net, self._make_table(net).rates[row], order, self.scaled)
+
+    def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
+        return count_prefix_filters(net, self._make_table(net).rates)[rows]
 
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return self.select_subnet(net, row, key, 0)

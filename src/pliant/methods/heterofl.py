@@ -14,16 +14,27 @@ from msgspec import Meta
 from torch import Tensor
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
+from pliant.devices.vector_rng import IntArray
 from pliant.methods.aggregation import (
     CoverageState,
     Weighting,
     cover_sent,
     track_coverage,
 )
-from pliant.methods.base import LocalTraining, Step, Task, TaskKey, Update, make_step, train_locally
+from pliant.methods.base import (
+    LocalTraining,
+    Step,
+    Task,
+    TaskKey,
+    TaskKeys,
+    Update,
+    make_step,
+    train_locally,
+)
 from pliant.methods.filter_orders import make_fine_widths, make_width_table, select_prefix
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
+from pliant.nn.filter_counts import count_prefix_filters
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.nn.trainer import LossFn
@@ -57,6 +68,9 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
 
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
         return select_prefix(net, self._make_table(net).rates[row], scaled=self.scaled)
+
+    def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
+        return count_prefix_filters(net, self._make_table(net).rates)[rows]
 
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return self.select_subnet(net, row, key, 0)

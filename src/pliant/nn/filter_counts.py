@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pliant.nn.compiler.channels import ChannelSpans, SiteFilter
 from pliant.nn.elastic import Elastic, cache_on_net
 from pliant.nn.subnet import Sampling, find_rounding_levels, round_up
+from pliant.params import get_params
 from pliant.rng import Address, sample_stream_uniforms
 
 FloatArray = NDArray[np.float64]
@@ -104,8 +105,8 @@ class CountCosts:
     >>> costs, subnet = make_count_costs(net), net.select_prefix(0.5)
     >>> costs.macs(np.array([subnet.counts])).tolist() == [net.macs(subnet, training=True)]
     True
-    >>> costs.params(np.array([subnet.counts])).tolist() == [net.count_params(subnet)]
-    True
+    >>> costs.nbytes(np.array([subnet.counts])).tolist()
+    [15304.0]
     """
 
     # Of each layer, for a training step: cost × (outputs kept) × (inputs kept). A linear function
@@ -113,23 +114,24 @@ class CountCosts:
     layer_costs: FloatArray
     outputs: FloatArray
     inputs: FloatArray
-    dims: tuple[FloatArray, ...]  # of each parameter, the sizes along its dimensions
+    dims: tuple[FloatArray, ...]  # of each parameter and buffer, the sizes along its dimensions
+    item_sizes: tuple[int, ...]  # of each parameter and buffer, in bytes
 
     def macs(self, counts: IntArray) -> FloatArray:
         """Return the MACs per sample of a training step of each subnet."""
         terms = _append_ones(counts)
         return np.asarray(((terms @ self.outputs) * (terms @ self.inputs)) @ self.layer_costs)
 
-    def params(self, counts: IntArray) -> FloatArray:
-        """Return the number of entries in each subnet's parameters and buffers."""
-        terms = _append_ones(counts)
-        return np.asarray(sum((terms @ dims).prod(axis=1) for dims in self.dims))
+    def nbytes(self, counts: IntArray) -> FloatArray:
+        """Return the bytes of each subnet's parameters and buffers."""
+        terms, sizes = _append_ones(counts), zip(self.dims, self.item_sizes, strict=True)
+        return np.asarray(sum((terms @ dims).prod(axis=1) * size for dims, size in sizes))
 
 
 @cache_on_net
 def make_count_costs(net: Elastic) -> CountCosts | None:
     """Return the costs by filter counts, or None if they depend on which filters are kept."""
-    program, sizes = net.program, net.sizes
+    program, sizes, params = net.program, net.sizes, get_params(net.module)
     layers = program.layer_costs
     if program.fragile_spans:
         return None
@@ -148,6 +150,7 @@ def make_count_costs(net: Elastic) -> CountCosts | None:
                 )
                 for name, shape in program.param_shapes.items()
             ),
+            tuple(params[name].element_size() for name in program.param_shapes),
         )
     except _DependsOnFilters:
         return None
