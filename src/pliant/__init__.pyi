@@ -30,6 +30,9 @@ from pliant.engine.round_loop import RunSettings as RunSettings
 from pliant.engine.round_rules import RoundRules as RoundRules
 from pliant.engine.run_store import load_trained_params as load_trained_params
 from pliant.engine.run_store import read_records as read_records
+from pliant.engine.selection import Fastest as Fastest
+from pliant.engine.selection import Oort as Oort
+from pliant.engine.selection import PowerOfChoice as PowerOfChoice
 from pliant.engine.simulate import simulate as simulate
 from pliant.engine.split_loop import estimate_split_cost as estimate_split_cost
 from pliant.engine.split_loop import simulate_split as simulate_split

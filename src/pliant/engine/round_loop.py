@@ -16,8 +16,9 @@ from pliant.engine.evaluation import Evaluation, evaluate, evaluate_per_device
 from pliant.engine.ledger import RoundRecord, TaskRecord, sum_tasks
 from pliant.engine.local_work import EXTRA_PREFIX, WorkerContext
 from pliant.engine.manifests import ManifestBuilder
-from pliant.engine.round_rules import RoundRules, Selection
+from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import RunState, RunStore
+from pliant.engine.selection import Selection, extend_history
 from pliant.methods.aggregation import CoverageState, build_trained_subnet
 from pliant.methods.base import DependsOnFleet, Update
 from pliant.methods.validation import ValidationPolicy
@@ -151,7 +152,10 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     context = run.context
     server_state = context.merge(run.state.server_state, result.updates)
     device_states = run.state.device_states | result.device_states
-    run.state = RunState(number + 1, result.closed_at, server_state, device_states)
+    history = run.state.history
+    if not isinstance(run.settings.select, str):  # "uniform" and "available" need none
+        history = extend_history(history, result.tasks)
+    run.state = RunState(number + 1, result.closed_at, server_state, device_states, history)
     record = sum_tasks(number, result.closed_at, result.tasks)
     if result.dispatched_at is not None:
         record = msgspec.structs.replace(record, dispatched_at=result.dispatched_at)

@@ -8,12 +8,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from pliant.devices import Fleet
 from pliant.devices.vector_rng import FloatArray, IntArray, sample_uniforms
-from pliant.rng import rng_stream
 from pliant.value import Fraction, NonNegative, Value
-
-Selection = Literal["uniform", "available"]
 
 
 class TaskOutcome(IntEnum):
@@ -75,37 +71,6 @@ class RoundClosure(NamedTuple):
     outcomes: NDArray[np.int8]
     arrival: FloatArray  # infinity if no update arrived
     closed_at: float
-
-
-def select_devices(
-    fleet: Fleet, count: int, selection: Selection, *, seed: int, round: int, now: float
-) -> IntArray:
-    """Draw devices without replacement, in rising order; fewer if fewer are available.
-
-    The cost grows with `count`, not with the fleet: candidates are drawn in batches.
-    """
-    count = min(count, fleet.size)
-    rng = rng_stream(seed, "select", round)
-    if selection == "uniform":
-        return np.sort(rng.choice(fleet.size, count, replace=False, shuffle=False))
-    selected: list[int] = []
-    seen: set[int] = set()
-    batch_size = 2 * count
-    while len(selected) < count and len(seen) < fleet.size:
-        if batch_size * 2 > fleet.size:  # nearly all are needed: try the rest in random order
-            candidates = np.array(
-                [d for d in rng.permutation(fleet.size).tolist() if d not in seen]
-            )
-        else:
-            fresh = dict.fromkeys(rng.integers(fleet.size, size=batch_size).tolist())
-            candidates = np.array([device for device in fresh if device not in seen], np.int64)
-            batch_size *= 2
-        if not len(candidates):
-            continue
-        seen.update(candidates.tolist())
-        is_available = fleet.speeds_at(candidates, now, seed=seed) > 0
-        selected.extend(candidates[is_available].tolist())
-    return np.sort(np.array(selected[:count], np.int64))
 
 
 def sample_dropout_times(

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 from pliant.engine.ledger import Record
+from pliant.engine.selection import History, LastTask
 from pliant.methods.base import ServerState
 from pliant.methods.state import build_state, flatten_state
 from pliant.params import Params, flatten, group_subtrees, select_subtree
@@ -24,6 +25,7 @@ class RunState:
     seconds: float
     server_state: Any  # a `ServerState`, or the method's own
     device_states: dict[int, Any]  # kept by each device between rounds, in the method's own type
+    history: History = field(default_factory=dict)  # by which some selections choose
 
 
 CHECKPOINTS = "checkpoints"
@@ -72,6 +74,7 @@ class RunStore:
             "round": run_state.next_round,
             "seconds": run_state.seconds.hex(),
             "position": position,
+            "history": {str(device): task for device, task in run_state.history.items()},
         }
         with _add_path_to_errors(self._checkpoints):
             checkpoint.save(self._checkpoints, run_state.next_round, tensors, metadata)
@@ -154,4 +157,5 @@ def _build_run_state(
         {int(device): build_state(device_state_type, devices[device]) for device in devices}
         if device_state_type is not NoneType
         else {},
+        {int(device): LastTask(*task) for device, task in metadata.get("history", {}).items()},
     )

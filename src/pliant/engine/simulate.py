@@ -23,9 +23,10 @@ from pliant.engine.local_work import (
     run_job,
 )
 from pliant.engine.round_loop import RoundResult, Run, RunSettings, run_rounds
-from pliant.engine.round_rules import TaskOutcome, select_devices
+from pliant.engine.round_rules import TaskOutcome
 from pliant.engine.run_inputs import check_inputs, describe_inputs, describe_method
 from pliant.engine.run_store import RunState, RunStore
+from pliant.engine.selection import select_devices
 from pliant.engine.timetable import RoundTasks, Timetable, build_timetable, compute_start_status
 from pliant.methods.base import HasExtraUpload, Method, SendsSubnets, TaskKey, TaskKeys, Update
 from pliant.methods.state import init_states
@@ -135,12 +136,13 @@ class SimulatedDevices:
     def select(self, run: Run) -> list[int]:
         settings = run.settings
         devices: list[int] = select_devices(
-            run.fleet,
+            run.fleet.size,
             settings.rules.selection_size(run.target_updates),
             settings.select,
             seed=settings.seed,
             round=run.state.next_round,
-            now=run.state.seconds,
+            speeds=partial(run.fleet.speeds_at, time=run.state.seconds, seed=settings.seed),
+            history=run.state.history,
         ).tolist()
         return devices
 

@@ -12,7 +12,8 @@ from pliant.data import AnyPartition, Iid
 from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.round_loop import RunSettings
-from pliant.engine.round_rules import RoundRules, Selection
+from pliant.engine.round_rules import RoundRules
+from pliant.engine.selection import Selection
 from pliant.experiment.user_code import hash_code, is_user_function, load_method, make_absolute
 from pliant.methods import AnyMethod, Method
 from pliant.methods.validation import ValidationPolicy

@@ -1,13 +1,15 @@
 """Rounds on real devices: requests out, replies in, and a deadline that holds whatever they do."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from pliant.deploy.messages import EXTRA, PARAMS, TrainRequest, decode_reply, encode_message
 from pliant.deploy.server.reply_validation import (
@@ -25,8 +27,9 @@ from pliant.devices import DeviceStatus
 from pliant.engine.ledger import MERGED_OUTCOMES, RoundRecord
 from pliant.engine.local_work import Job, WorkerContext, make_task
 from pliant.engine.round_loop import RoundResult, Run, run_rounds
-from pliant.engine.round_rules import TaskOutcome, close_round, select_devices
+from pliant.engine.round_rules import TaskOutcome, close_round
 from pliant.engine.run_store import RunState, RunStore, read_records
+from pliant.engine.selection import History, select_devices
 from pliant.engine.timetable import RoundTasks, compute_start_status
 from pliant.experiment.config import Experiment
 from pliant.methods.base import TaskKey, Update
@@ -111,13 +114,21 @@ class DeviceTransport:
         quorum = max(1, min(target, settings.rules.quorum_size(run.target_updates)))
         online = self._wait_for_devices(target, quorum, fleet.size)
         self._has_started = True
-        if len(online) == fleet.size:
-            now, seed = run.state.seconds, settings.seed
-            devices = select_devices(fleet, target, "uniform", seed=seed, round=number, now=now)
-            return [int(device) for device in devices]
-        rng = rng_stream(settings.seed, "select", number)
-        indices = rng.choice(len(online), min(target, len(online)), replace=False, shuffle=False)
-        return sorted(online[int(index)] for index in indices)
+        selection, history = settings.select, run.state.history
+        if isinstance(selection, str) and len(online) < fleet.size:
+            rng, count = rng_stream(settings.seed, "select", number), min(target, len(online))
+            indices = rng.choice(len(online), count, replace=False, shuffle=False)
+            return sorted(online[int(index)] for index in indices)
+        devices = select_devices(
+            fleet.size,
+            target,
+            "uniform" if selection == "available" else selection,
+            seed=settings.seed,
+            round=number,
+            speeds=partial(_estimate_speeds, history, frozenset(online)),
+            history=history,
+        )
+        return [int(device) for device in devices]
 
     def _wait_for_devices(self, target: int, quorum: int, fleet_size: int) -> list[int]:
         while True:
@@ -313,3 +324,13 @@ class DeviceTransport:
 
     def _is_complete(self, update: Update) -> bool:
         return update.steps == len(self.requests[update.device].work.sizes)
+
+
+def _estimate_speeds(
+    history: History, online: Collection[int], devices: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return 1 / the seconds of each device's last task, and 0 for devices that are offline."""
+    seconds = [history[d].seconds if d in history else 0.0 for d in devices.tolist()]
+    with np.errstate(divide="ignore"):  # devices without a task count as the fastest
+        speeds = 1 / np.array(seconds)
+    return np.where([device in online for device in devices.tolist()], speeds, 0.0)
