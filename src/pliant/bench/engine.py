@@ -20,18 +20,22 @@ from pliant.data.federated import TrainTestData
 from pliant.devices import ChangingTrace, CostRows, Fleet, PerBatch
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import RoundRecord
-from pliant.engine.round_loop import RunSettings
-from pliant.engine.simulate import simulate
+from pliant.engine.local_work import build_context
+from pliant.engine.round_loop import Run, RunSettings
+from pliant.engine.run_store import RunState
+from pliant.engine.simulate import schedule_round, simulate
 from pliant.engine.timetable import build_timetable, make_tasks
-from pliant.methods import FedAvg, LocalTraining
+from pliant.methods import Distreal, FedAvg, FedDropout, LocalTraining
 from pliant.methods.base import Method, ServerState, Step, Task, Update
 from pliant.nn.elastic import Elastic
-from pliant.nn.models import digits_cnn, femnist_cnn
+from pliant.nn.models import densenet40, digits_cnn, femnist_cnn
 from pliant.nn.optimisers import Sgd
+from pliant.params import get_params
 from pliant.value import Value
 from pliant.workers.pool import AnyWorkers, InlineWorkers, ProcessWorkers, count_cores
 
 PER_ROUND = 10
+MakeInputs = Callable[[], tuple[nn.Module, FederatedData]]
 
 
 class Measurement(Value, frozen=True):
@@ -74,6 +78,11 @@ def make_digits_like(samples: int = 160, hidden: int = 128) -> tuple[nn.Module, 
     return digits_cnn(hidden=hidden), _make_random_data(samples, 1, 28)
 
 
+def make_densenet_like() -> tuple[nn.Module, FederatedData]:
+    """Make DenseNet-40, and 160 random images on each of 100 devices."""
+    return densenet40(), _make_random_data(160, 3, 32)
+
+
 def make_cifar_like() -> tuple[nn.Module, FederatedData]:
     """Make two convolutions and two linear layers, and 500 random images on each of 100 devices."""
     return femnist_cnn(10, channels=3, side=32), _make_random_data(500, 3, 32)
@@ -97,7 +106,7 @@ EVALUATE_AT_END = Evaluation(every=UNLIMITED_ROUNDS)
 
 def run_rounds(
     method: Method,
-    make: Callable[[], tuple[nn.Module, FederatedData]],
+    make: MakeInputs,
     *,
     rounds: int = UNLIMITED_ROUNDS,
     size: int = 100,
@@ -199,6 +208,27 @@ def measure_timetable(seconds: float = 2.0) -> Iterator[Measurement]:
     build = partial(build_timetable, fleet, policy, tasks)
     times = time_interleaved({"table": build}, seconds=seconds)
     yield Measurement("timetable of 10,000 devices x 16 mini-batches", times["table"], "s", 1.0)
+    for network, make, limit in (
+        ("digits_cnn", make_digits_like, 2.0),
+        ("densenet40", make_densenet_like, 10.0),
+    ):
+        run = _make_run(Distreal(local=LocalTraining(batch=10)), make, fleet)
+        times = time_interleaved({"round": partial(schedule_round, run, tasks.devices)}, seconds=0)
+        yield Measurement(f"  with DISTREAL's draws, {network}", times["round"], "s", limit)
+    run, few = _make_run(FedDropout(), make_digits_like, fleet), np.arange(250)
+    schedules = {
+        "few": partial(schedule_round, run, few),
+        "many": partial(schedule_round, run, np.arange(1000)),
+    }
+    times = time_interleaved(schedules, seconds=seconds)
+    ratio = times["many"] / 1000 / (times["few"] / 250)
+    yield Measurement("  Federated Dropout per device, 1,000 / 250 devices", ratio, "", 1.1)
+
+
+def _make_run(method: Method, make: MakeInputs, fleet: Fleet) -> Run:
+    net, data = make()
+    state = RunState(0, 0.0, ServerState(get_params(net)), {})
+    return Run(build_context(net, data, method), fleet, RunSettings(), state)
 
 
 def _time_rounds(
