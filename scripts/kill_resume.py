@@ -34,7 +34,7 @@ checkpoint_every = 3
 
 [method]
 type = "distreal"
-local = { batch = 10 }
+local = { batch = 10, optimiser = { type = "sgd", lr = 0.05, clip = 5.0 } }
 
 [fleet]
 size = 400
