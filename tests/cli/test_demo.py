@@ -1,4 +1,9 @@
-"""What the demo prints when it is interrupted, and about AdaSplit."""
+"""What the demo prints when it is interrupted, without the report's extra, and about AdaSplit."""
+
+import sys
+
+from rich.console import Console
+from tests.engine import small_runs
 
 from pliant.analysis.summary import SummaryRow
 from pliant.cli import demo, main
@@ -52,3 +57,13 @@ def test_a_seed_at_which_adasplit_wins_is_described():
     text = demo._describe_trade_off(basic, ada)
     assert "1.0 points ahead" in text
     assert text.endswith("prefers AdaSplit here.")
+
+
+def test_without_matplotlib_the_demo_ends_without_a_report(monkeypatch, capsys, tmp_path):
+    small_runs.run(folder=tmp_path / "methods" / "fedavg")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    demo._write_report(Console(width=200), [tmp_path / "methods"], tmp_path / "report")
+    assert "No report: matplotlib is not installed: run `pip install" in capsys.readouterr().out
+    monkeypatch.undo()
+    demo._write_report(Console(width=200), [tmp_path / "methods"], tmp_path / "report")
+    assert "Report: " in capsys.readouterr().out

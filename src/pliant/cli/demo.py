@@ -53,9 +53,7 @@ def demo(*, out: Path = Path("runs/demo"), seed: int = 0) -> None:
 
 def _run_demo(console: Console, out: Path, seed: int) -> None:
     from pliant.analysis.summary import summarise
-    from pliant.cli.progress import show_steps
     from pliant.cli.search import run_search
-    from pliant.report.build import write_report
 
     start = time.monotonic()
     _print(console, INTRO_TEXT, SEARCH_TEXT)
@@ -71,13 +69,25 @@ def _run_demo(console: Console, out: Path, seed: int) -> None:
     rows = summarise(split_runs, out / "split", target=0.9)
     console.print(_make_split_table(rows))
     _print(console, _describe_trade_off(*rows))
-    _print(console, f"Total {time.monotonic() - start:.0f} s; writing the report.")
-    folders = [out / "search", out / "methods", out / "split"]
-    with show_steps() as show_step:
-        page = write_report(
-            folders, out / "report", target=0.9, command="pliant demo", on_progress=show_step
-        )
-    _print(console, f"Report: {page}", f"To browse these runs: pliant dash {out}")
+    _print(console, f"Total {time.monotonic() - start:.0f} s.")
+    _write_report(console, [out / "search", out / "methods", out / "split"], out / "report")
+    _print(console, f"To browse these runs: pliant dash {out}")
+
+
+def _write_report(console: Console, folders: list[Path], report: Path) -> None:
+    from pliant.cli.progress import show_steps
+    from pliant.extras import MissingExtra
+    from pliant.report.build import write_report
+
+    try:
+        with show_steps() as show_step:
+            page = write_report(
+                folders, report, target=0.9, command="pliant demo", on_progress=show_step
+            )
+    except MissingExtra as error:  # the results are printed above
+        _print(console, f"No report: {error}")
+    else:
+        _print(console, f"Report: {page}")
 
 
 def _print(console: Console, *lines: str) -> None:
