@@ -123,7 +123,7 @@ def test_flwr_run_simulates_the_example(tmp_path):
         for path in Path("/proc").glob("[0-9]*/cmdline"):  # it leaves its SuperLink running
             if path.exists() and str(tmp_path / "home") in path.read_text():
                 os.kill(int(path.parent.name), 15)
-    pattern = r"^round \d: {'devices': 3, 'refused': 0, 'loss': ([\d.]+)}"
+    pattern = r"^round \d: {'devices': 3, 'refused': 0, 'loss': ([\d.]+), 'accuracy': [\d.]+}"
     losses = re.findall(pattern, result.stdout, re.M)
     assert len(losses) == 3, result.stdout + result.stderr
     assert float(losses[2]) < float(losses[0])
