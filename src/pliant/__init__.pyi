@@ -5,6 +5,7 @@ __version__: str
 from pliant import data as data
 from pliant.c3 import c3_score as c3_score
 from pliant.data import ByGroup as ByGroup
+from pliant.data import CropFlip as CropFlip
 from pliant.data import Dirichlet as Dirichlet
 from pliant.data import FederatedData as FederatedData
 from pliant.data import Iid as Iid

@@ -48,7 +48,7 @@ class InProcessTransport:
 def make_experiment(method="fedavg", *, fleet=None, **fields):
     """Make an experiment small enough for a test: three devices with a few dozen digits each."""
     config = {
-        "method": {"type": method, "local": {"batch": 16}},
+        "method": {"type": method, "local": {"batch": 16}} if isinstance(method, str) else method,
         "fleet": {"size": 3, "round_seconds": 60.0} | (fleet or {}),
         "data": {"proxy": 7800},
         "rounds": 2,

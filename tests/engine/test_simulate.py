@@ -11,6 +11,7 @@ from tests.engine.raw_records import check_totals
 from tests.engine.small_runs import FEDAVG, FLEET, LOCAL, SETTINGS, NoTraining, data, network, run
 from tests.methods.wrapped_method import WrappedMethod
 
+from pliant.data import CropFlip
 from pliant.devices import ChangingTrace, ConstantTrace, DeviceClass, Fleet, OnOffWindows
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import TaskRecord, verify_records
@@ -56,6 +57,13 @@ def iter_workers():
         with suppress(psutil.Error):
             if "spawn_main" in " ".join(child.cmdline()):
                 yield child
+
+
+def test_augmented_images_are_the_same_in_worker_processes(inline_run):
+    local = replace(LOCAL, augment=CropFlip(pad=2))
+    records = run(Distreal(local=local))
+    assert records[-1].digest != inline_run[0][-1].digest
+    assert run(Distreal(local=local), workers=ProcessWorkers(2)) == records
 
 
 def test_another_seed_gives_another_result(inline_run):

@@ -7,6 +7,7 @@ import torch
 from tests.engine.raw_records import check_totals
 from tests.split.small_split import ADASPLIT, LOCAL, make_data, make_network, make_settings, run
 
+from pliant.data import CropFlip
 from pliant.devices import ConstantTrace, DeviceClass, Fleet, SteppedTrace
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.round_loop import RunSettings
@@ -140,6 +141,15 @@ def test_a_client_that_joins_in_the_global_phase_gets_a_mask_and_is_selected(tmp
     assert records[-1].tasks == 3
     tasks = [record for record in read_records(tmp_path) if isinstance(record, TaskRecord)]
     assert [task for task in tasks if task.device == 2][-1].exchange.uplinks > 0
+
+
+def test_clients_train_on_augmented_images(tmp_path):
+    replace = msgspec.structs.replace
+    augmented = replace(ADASPLIT, local=replace(LOCAL, augment=CropFlip(pad=2)))
+    records = run(augmented)
+    assert records[-1].digest != run(ADASPLIT)[-1].digest
+    run(augmented, folder=tmp_path, stop=2)
+    assert run(augmented, folder=tmp_path) == records[2:]
 
 
 def test_a_fleet_with_fewer_devices_than_clients_is_refused():

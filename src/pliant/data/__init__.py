@@ -7,6 +7,7 @@
 """
 
 from pliant.data.batches import Batches as Batches
+from pliant.data.batches import CropFlip as CropFlip
 from pliant.data.batches import count_batches as count_batches
 from pliant.data.batches import cycle_batches as cycle_batches
 from pliant.data.batches import make_batches as make_batches

@@ -110,7 +110,10 @@ class ImageDataset:
             indices = slice(None)
         if not isinstance(indices, slice):
             indices = torch.as_tensor(indices, dtype=torch.int64)
-        pixels = self.pixels[indices]
+        return self.normalise(self.pixels[indices], indices)
+
+    def normalise(self, pixels: Tensor, indices: Tensor | slice) -> Tensor:
+        """Return pixels as normalised float32, by the statistics of the images at these indices."""
         unit = 255.0 if pixels.dtype == torch.uint8 else 1.0
         if self.group_statistics and self.groups is not None:
             statistics = torch.tensor(self.group_statistics)[self.groups[indices]] * unit

@@ -282,6 +282,7 @@ def iter_steps(
         key.round,
         key.device,
         drop_short=local.drop_short,
+        augment=local.augment,
     )
     number = 0
     while (choice := choose(number)) is not None:

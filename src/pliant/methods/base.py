@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor
 
+from pliant.data import CropFlip
 from pliant.devices import BudgetPolicy
 from pliant.devices.vector_rng import IntArray
 from pliant.nn.elastic import Elastic
@@ -47,7 +48,7 @@ class LrSchedule(Value, frozen=True):
 
 
 class LocalTraining(Value, frozen=True):
-    """How a device trains: optimiser, batch size and epochs.
+    """How a device trains: optimiser, batch size, epochs and augmentation.
 
     >>> import pliant as pl
     >>> pl.LocalTraining(optimiser=pl.Sgd(lr=0.05), batch=16, epochs=2).batch
@@ -59,6 +60,7 @@ class LocalTraining(Value, frozen=True):
     epochs: Count = 1
     schedule: LrSchedule = LrSchedule()
     drop_short: bool = False  # leave out a last mini-batch that is not full, unless it is the only
+    augment: CropFlip | None = None  # of the training images
 
 
 @dataclass(frozen=True)

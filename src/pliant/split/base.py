@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pliant.data import CropFlip
 from pliant.nn.optimisers import Adam, Optimiser
 from pliant.value import Count, Natural, Value
 
 
 class SplitTraining(Value, frozen=True):
-    """How both parts are trained: optimiser, batch size and learning-rate schedule.
+    """How both parts are trained: optimiser, batch size, learning-rate schedule, augmentation.
 
     The learning rate follows a cosine that reaches zero after `period` rounds with an exchange.
     """
@@ -19,6 +20,7 @@ class SplitTraining(Value, frozen=True):
     optimiser: Optimiser = Adam(lr=1e-3, weight_decay=1e-5)
     batch: Count = 32
     period: Natural = 22  # 22 for 20 rounds in the authors' code; 0: constant
+    augment: CropFlip | None = None  # of the training images
 
     def lr_at(self, rounds_done: int) -> float:
         """Return the learning rate after this many rounds with an exchange."""

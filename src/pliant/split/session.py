@@ -117,10 +117,9 @@ class Session:
         return min(self.local.batch, samples - index * self.local.batch)
 
     def _load_epoch(self, client: int, round: int, epoch: int) -> Batches:
-        share = self.data.shares[client]
-        return make_batches(
-            self.data.train, share, self.local.batch, self.seed, round, client, epoch
-        )
+        local, share = self.local, self.data.shares[client]
+        address = (self.seed, round, client, epoch)
+        return make_batches(self.data.train, share, local.batch, *address, augment=local.augment)
 
     @cached_property
     def client_classes(self) -> list[frozenset[int]]:

@@ -46,6 +46,15 @@ def test_simulated_pacing_ends_with_the_simulated_weights(tmp_path, method, flee
     assert records[-1].digest == compute_simulated_digest(experiment)
 
 
+def test_devices_augment_images_as_the_simulation_does(tmp_path):
+    local = {"batch": 16, "augment": {"type": "crop_flip", "pad": 2}}
+    experiment = make_experiment(method={"type": "fedavg", "local": local})
+    transport = InProcessTransport(make_devices(experiment, tmp_path))
+    records = serve_rounds(experiment, transport, tmp_path / "run", pace="simulated")
+    assert records[-1].digest == compute_simulated_digest(experiment)
+    assert records[-1].digest != compute_simulated_digest(make_experiment())
+
+
 def test_a_measured_run_with_enough_time_equals_the_simulated_one(tmp_path):
     experiment = make_experiment("distreal")
     records = serve_rounds(
