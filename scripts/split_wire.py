@@ -34,6 +34,9 @@ name = "digits_cnn"
 [data]
 proxy = 7360
 
+[rules]
+late = "wait"
+
 [method]
 type = "splitfed"
 cut = "features.2"

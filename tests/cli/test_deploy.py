@@ -86,7 +86,8 @@ def test_a_split_method_that_cannot_be_served_leaves_no_folder(
     tmp_path, monkeypatch, capsys, options, message
 ):
     monkeypatch.chdir(tmp_path)
-    spec = SPEC.replace("fedavg", "adasplit") + '[network]\nname = "lenet_small"\n'
+    rules = '[rules]\nlate = "wait"\n[network]\nname = "lenet_small"\n'
+    spec = SPEC.replace("fedavg", "adasplit") + rules
     (tmp_path / "spec.toml").write_text(spec)
     assert main(["server", "spec.toml", "--insecure", *options]) == 2
     errors = capsys.readouterr().err

@@ -69,6 +69,7 @@ def make_experiment(folder, method="adasplit", *, fields=None, **others):
         "data": {"name": f"{folder}/tiny.py:source", "proxy": 10},
         "fleet": {"size": 3, "round_seconds": LIMIT},
         "rounds": 2,
+        "rules": {"late": "wait"},
         "evaluation": {"every": 2, "statistics": {"type": "running"}},
     }
     return decode(config | others, Experiment)

@@ -13,15 +13,17 @@ from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import read_records
+from pliant.engine.selection import Fastest, select_devices
 from pliant.engine.split_loop import simulate_split
 from pliant.engine.split_virtual import VirtualEnvironment
-from pliant.split import SplitFed, VanillaSplit
+from pliant.split import AdaSplit, SplitFed, VanillaSplit
 
 
 def make_environment(fleet, clients=2, **options):
     return VirtualEnvironment(fleet, np.full(clients, 10.0), RunSettings(), 0, 0.0, **options)
 
 
+UNUSED = {"speeds": None, "history": {}}  # by a uniform selection
 LINKED = DeviceClass(up=10.0, down=20.0, latency=0.5)
 
 
@@ -115,7 +117,9 @@ def test_a_run_with_other_inputs_is_not_resumed(options, message, tmp_path):
 
 
 def test_a_run_continues_without_clients_that_leave(tmp_path):
-    settings = msgspec.structs.replace(make_settings(rounds=6), rules=RoundRules(dropout=0.5))
+    settings = msgspec.structs.replace(
+        make_settings(rounds=6), rules=RoundRules(late="wait", dropout=0.5)
+    )
     records = run(settings=settings, folder=tmp_path)
     outcomes = {r.outcome for r in read_records(tmp_path) if isinstance(r, TaskRecord)}
     assert {"partial", "finished"} <= outcomes
@@ -141,6 +145,78 @@ def test_a_client_that_joins_in_the_global_phase_gets_a_mask_and_is_selected(tmp
     assert records[-1].tasks == 3
     tasks = [record for record in read_records(tmp_path) if isinstance(record, TaskRecord)]
     assert [task for task in tasks if task.device == 2][-1].exchange.uplinks > 0
+
+
+@pytest.mark.parametrize("method", [ADASPLIT, VanillaSplit(local=LOCAL), SplitFed(local=LOCAL)])
+def test_a_round_trains_the_clients_that_a_federated_run_would_select(method, tmp_path):
+    settings = msgspec.structs.replace(make_settings(rounds=6), per_round=2)
+    run(method, settings=settings, folder=tmp_path)
+    assert verify_records(read_records(tmp_path)) == check_totals(tmp_path) == 6
+    tasks = [record for record in read_records(tmp_path) if isinstance(record, TaskRecord)]
+    trained = [{t.device for t in tasks if t.round == number and t.steps} for number in range(6)]
+    selected = [
+        set(select_devices(3, 2, "uniform", seed=0, round=number, **UNUSED).tolist())
+        for number in range(6)
+    ]
+    assert trained == selected
+    assert len({frozenset(clients) for clients in trained}) > 1
+    # a client that was not selected costs nothing, unless it has to pass the common part on
+    others = [task for task in tasks if not task.steps]
+    assert all(task.macs == 0 and task.up > 0 == task.down for task in others)
+    assert bool(others) == isinstance(method, VanillaSplit)
+    assert {task.outcome for task in others} <= {"surplus"}
+
+
+def test_eta_is_a_share_of_the_selected_clients():
+    method = AdaSplit(local=LOCAL, kappa=0.0, eta=0.5)
+    settings = msgspec.structs.replace(make_settings(rounds=1), per_round=2)
+    [record] = run(method, settings=settings)
+    assert record.tasks == 2
+    assert record.exchange.uplinks == 3  # one of two clients in each of three mini-batches
+
+
+def test_clients_that_are_unavailable_when_a_round_starts_may_be_left_out():
+    late = DeviceClass(speed=SteppedTrace(times=(0.0, 0.2), speeds=(0.0, 1.0)), share=1.0)
+    fleet = Fleet(size=3, classes=(DeviceClass(share=2.0), late))
+    seed = next(
+        seed
+        for seed in range(500)
+        if fleet.get_class_indices(np.arange(3), seed=seed).tolist() == [0, 0, 1]
+    )
+    settings = msgspec.structs.replace(make_settings(rounds=2), seed=seed)
+    method = AdaSplit(local=LOCAL, kappa=0.0)  # in the global phase, all go on together
+    assert [record.tasks for record in run(method, fleet=fleet, settings=settings)] == [3, 3]
+    settings = msgspec.structs.replace(settings, select="available")
+    assert [record.tasks for record in run(method, fleet=fleet, settings=settings)] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"late": "discard"}, "rules.late = \"wait\" for a split method, .*got 'discard'"),
+        ({"late": "partial"}, "rules.late = \"wait\" for a split method, .*got 'partial'"),
+        ({"quorum": 0.5}, "rules.quorum = 0: .*got 0.5"),
+        ({"over_selection": 0.5}, "rules.over_selection = 0 for a split method, .*got 0.5"),
+    ],
+)
+def test_rules_that_split_rounds_do_not_follow_are_refused(rules, message, tmp_path):
+    rules = RoundRules(**{"late": "wait"} | rules)
+    settings = msgspec.structs.replace(make_settings(), rules=rules, per_round=2)
+    with pytest.raises(ValueError, match=message):
+        run(settings=settings, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_selection_by_what_devices_did_before_is_refused():
+    settings = msgspec.structs.replace(make_settings(), select=Fastest())
+    with pytest.raises(ValueError, match=r'"uniform" or "available" for a split .*got Fastest'):
+        run(settings=settings)
+
+
+def test_rules_that_change_nothing_are_accepted():
+    rules = RoundRules(late="wait", over_selection=0.5, grace=0.1, close_early=True)
+    settings = msgspec.structs.replace(make_settings(rounds=1), rules=rules, per_round=3)
+    assert run(settings=settings) == run(rounds=1)
 
 
 def test_clients_train_on_augmented_images(tmp_path):

@@ -3,12 +3,15 @@ from pathlib import Path
 
 import pytest
 
+from pliant import cli
 from pliant.analysis.summary import summarise
+from pliant.engine.split_loop import check_split_rules
 from pliant.experiment.config import load_experiment
 from pliant.experiment.sweep import load_sweep, run_sweep
 from pliant.workers.pool import InlineWorkers
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "adasplit"
+SPLIT = '[method]\ntype = "split"\n'
 TOML = """
 rounds = 2
 per_round = 3
@@ -19,6 +22,8 @@ name = "digits"
 proxy = 7800
 [fleet]
 size = 3
+[rules]
+late = "wait"
 [evaluation]
 every = 2
 [matrix.method]
@@ -29,8 +34,12 @@ fedavg = { type = "fedavg", local = { batch = 64 } }
 
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
-def test_every_file_can_be_read(path):
-    assert len(load_sweep(path)) > 10
+def test_every_file_can_be_read_and_has_rules_that_split_rounds_follow(path):
+    runs = load_sweep(path)
+    assert len(runs) > 10
+    for run in runs:
+        check_split_rules(run.experiment.settings, run.experiment.fleet.size)
+        assert run.experiment.per_round == run.experiment.fleet.size
 
 
 def test_federated_and_split_runs_share_a_table(tmp_path):
@@ -44,6 +53,14 @@ def test_federated_and_split_runs_share_a_table(tmp_path):
         assert 0 < row.c3 <= row.accuracy[0]
     assert fedavg.forward_gigamacs is None
     assert 0 < adasplit.forward_gigamacs < adasplit.total_gigamacs
+
+
+def test_a_split_run_with_a_deadline_is_refused_before_its_folder_is_made(tmp_path, capsys):
+    path = tmp_path / "deadline.toml"
+    path.write_text(TOML.partition("[matrix")[0].replace("wait", "partial") + SPLIT)
+    assert cli.main(["run", str(path), "--out", str(tmp_path / "run")]) == 2
+    assert 'rules.late = "wait" for a split method' in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_split_method_is_not_a_federated_method(tmp_path):

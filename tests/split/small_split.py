@@ -9,6 +9,7 @@ from pliant.data import FederatedData, ImageDataset
 from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.round_loop import RunSettings
+from pliant.engine.round_rules import RoundRules
 from pliant.engine.split_loop import simulate_split
 from pliant.nn.models import lenet
 from pliant.split import AdaSplit, SplitTraining
@@ -45,7 +46,8 @@ def make_network():
 
 
 def make_settings(rounds=4):
-    return RunSettings(rounds=rounds, evaluation=Evaluation(every=2), checkpoint_every=2)
+    rules, evaluation = RoundRules(late="wait"), Evaluation(every=2)
+    return RunSettings(rounds=rounds, rules=rules, evaluation=evaluation, checkpoint_every=2)
 
 
 def make_faulty(change):

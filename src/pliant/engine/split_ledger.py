@@ -31,7 +31,8 @@ def _build_record(
     if refused and refused >= costs.uplinks:
         outcome = f"rejected: {next(iter(costs.refused))}"
     elif not costs.steps:
-        outcome = "dropped"
+        is_relay = costs.relayed and not costs.has_left  # it only passed its part on
+        outcome = "surplus" if is_relay else "dropped"
     else:
         outcome = "partial" if costs.has_left else "finished"
     is_merged = outcome in MERGED_OUTCOMES

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +16,10 @@ from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation, PersonalScore, measure_accuracy
 from pliant.engine.ledger import RoundRecord, TaskRecord, sum_tasks
 from pliant.engine.round_loop import RunSettings
+from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_inputs import check_inputs, describe_inputs
 from pliant.engine.run_store import RunState, RunStore
+from pliant.engine.selection import select_devices
 from pliant.engine.split_virtual import VirtualEnvironment
 from pliant.params import Params, digest, flatten
 from pliant.split.base import ChargedEnvironment
@@ -54,8 +55,9 @@ def simulate_split(
 ) -> Iterator[RoundRecord]:
     """Train a network split between clients and a server; yield a record of each round.
 
-    Every device of the data is a client in each round in which it is available. `server_speed` is
-    the server's MAC/s; without it, server time is free. A dry run charges every mini-batch with
+    Every device of the data is a client; `per_round` and `select` of the settings choose who takes
+    part in a round, which lasts until all of them are done (`late="wait"`). `server_speed` is the
+    server's MAC/s; without it, server time is free. A dry run charges every mini-batch with
     dense activations but computes nothing. `make_client` may replace clients, for example by faulty
     ones. `folder` and `is_stopped` are as in `simulate`.
 
@@ -64,18 +66,29 @@ def simulate_split(
     >>> images = pl.ImageDataset.from_tensors(torch.rand(24, 3, 32, 32), torch.arange(24) % 10)
     >>> data = pl.data.TrainTestData(images, images).share(pl.Iid(), devices=2, proxy=8)
     >>> method, net = pl.AdaSplit(kappa=0.0), pl.models.lenet_small(classes=10)
-    >>> fleet, settings = pl.Fleet(size=2), pl.RunSettings(rounds=1)
+    >>> fleet = pl.Fleet(size=2)
+    >>> settings = pl.RunSettings(rounds=1, rules=pl.RoundRules(late="wait"))
     >>> [record] = pl.simulate_split(method, net, data, fleet, settings=settings)
     >>> record.tasks, record.up > record.down
     (2, True)
     """
-    settings = settings or RunSettings()
+    settings = settings or RunSettings(rules=RoundRules(late="wait"))
+    check_split_rules(settings, len(data))
+    if settings.rules.quorum:
+        raise ValueError(
+            "Expected rules.quorum = 0: a simulated split round trains with whoever is available, "
+            f"got {settings.rules.quorum}"
+        )
     session = Session(
         method, net, data, fleet, settings.seed, is_dry=is_dry, make_client=make_client
     )
-    make_environment = partial(
-        VirtualEnvironment, fleet, session.round_macs, settings, server_speed=server_speed
-    )
+
+    def make_environment(number: int, start: float, clients: list[int]) -> VirtualEnvironment:
+        macs = session.round_macs
+        return VirtualEnvironment(
+            fleet, macs, settings, number, start, selected=clients, server_speed=server_speed
+        )
+
     inputs = None
     if folder is not None:
         network = f"{session.device_net.fingerprint} {session.server_net.fingerprint}"
@@ -96,7 +109,7 @@ def run_split(
     method: SplitMethod,
     session: Session,
     settings: RunSettings,
-    make_environment: Callable[[int, float], "RoundEnvironment"],
+    make_environment: Callable[[int, float, list[int]], "RoundEnvironment"],
     *,
     folder: Path | None = None,
     inputs: dict[str, Any] | None = None,
@@ -104,8 +117,8 @@ def run_split(
 ) -> Iterator[RoundRecord]:
     """Train round by round, wherever the clients are, and yield a record of each round.
 
-    `make_environment` builds the environment of a round from its number and start time; with
-    `inputs`, a folder in which a run had others is refused.
+    `make_environment` builds the environment of a round from its number, start time and selected
+    clients; with `inputs`, a folder in which a run had others is refused.
     """
     with use_one_thread(), nullcontext() if folder is None else closing(RunStore(folder)) as store:
         if folder is not None and inputs is not None:
@@ -116,9 +129,12 @@ def run_split(
             first_round, now = run_state.next_round, run_state.seconds
             _restore(session, run_state)
         for number in range(first_round, settings.rounds):
-            environment = make_environment(number, now)
-            max_abs = settings.guard.largest
-            method.train(SplitRound(session, environment, number, settings.rounds, max_abs=max_abs))
+            selected = select_clients(session, settings, number, now)
+            environment = make_environment(number, now, selected)
+            max_abs, rounds = settings.guard.largest, settings.rounds
+            method.train(
+                SplitRound(session, environment, number, rounds, max_abs=max_abs, clients=selected)
+            )
             records = environment.build_records(number)
             now += environment.seconds_elapsed()
             total = sum_tasks(number, now, records)
@@ -138,6 +154,41 @@ def run_split(
             yield total
             if is_over:
                 return
+
+
+def check_split_rules(settings: RunSettings, clients: int) -> None:
+    """Refuse rules that split rounds do not follow: each mini-batch counts once it is trained."""
+    rules = settings.rules
+    if rules.late != "wait":
+        raise ValueError(
+            'Expected rules.late = "wait" for a split method, whose rounds have no deadline, '
+            f"got {rules.late!r}"
+        )
+    if not isinstance(settings.select, str):
+        kind = type(settings.select).__name__
+        raise ValueError(
+            f'Expected select = "uniform" or "available" for a split method, got {kind}'
+        )
+    if rules.over_selection and settings.per_round < clients:
+        raise ValueError(
+            "Expected rules.over_selection = 0 for a split method, in which all selected clients "
+            f"are trained, got {rules.over_selection}"
+        )
+
+
+def select_clients(session: Session, settings: RunSettings, round: int, now: float) -> list[int]:
+    """Return the clients of a round, drawn as a federated run of as many devices draws them."""
+    seed = settings.seed
+    selected: list[int] = select_devices(
+        len(session.data),
+        settings.per_round,
+        settings.select,
+        seed=seed,
+        round=round,
+        speeds=lambda clients: session.fleet.speeds_at(clients, now, seed=seed),
+        history={},
+    ).tolist()
+    return selected
 
 
 class RoundEnvironment(ChargedEnvironment, Protocol):
@@ -229,5 +280,6 @@ def estimate_split_cost(
     images = ImageDataset(pixels, labels, classes, mean, std, name="blank")
     shares = tuple(np.split(np.arange(total), clients))
     data = FederatedData(images, images, images, shares, np.zeros(0, np.int64))
-    fleet, settings = Fleet(size=clients), RunSettings(rounds=rounds)
+    fleet, rules = Fleet(size=clients), RoundRules(late="wait")
+    settings = RunSettings(rounds=rounds, per_round=clients, rules=rules)
     return list(simulate_split(method, net, data, fleet, settings=settings, is_dry=True))

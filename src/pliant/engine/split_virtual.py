@@ -32,11 +32,13 @@ class VirtualEnvironment:
         round_number: int,
         start: float,
         *,
+        selected: Sequence[int] | None = None,  # None: all clients
         server_speed: float | None = None,
         has_left: Callable[[int], bool] = lambda client: False,
     ) -> None:
         self.fleet, self.round_macs, self.seed, self.start = fleet, round_macs, settings.seed, start
         self.clients = np.arange(len(round_macs))
+        self.selected = self.clients.tolist() if selected is None else list(selected)
         self.dropout_times = sample_dropout_times(
             settings.rules,
             self.clients,
@@ -70,17 +72,17 @@ class VirtualEnvironment:
         ]
 
     def available_clients(self) -> list[int]:
-        available, everyone = self._list_available(), self.clients.tolist()
+        available = self._list_available()
         if not available:  # wait for the first client to become available
-            times = [
-                self._compute_finish(client, _TINY_SHARE * float(self.round_macs[client]))
-                for client in everyone
-            ]
-            times = [t if t < self.dropout_times[c] else inf for c, t in enumerate(times)]
-            if not isfinite(min(times)):
+            times = {
+                client: self._compute_finish(client, _TINY_SHARE * float(self.round_macs[client]))
+                for client in self.selected
+            }
+            first = min((t for c, t in times.items() if t < self.dropout_times[c]), default=inf)
+            if not isfinite(first):
                 return []
-            for client in everyone:
-                self._wait(client, min(times))
+            for client in self.selected:
+                self._wait(client, first)
             available = self._list_available()
         self.participants.update(available)
         return available
@@ -126,6 +128,7 @@ class VirtualEnvironment:
         self._wait(client, float(self.server_done[client]) + self._download_seconds(client, size))
 
     def transfer(self, senders: Sequence[int], receivers: Sequence[int], size: int) -> None:
+        self.participants.update(senders)  # one that only passes its part on pays for it too
         for client in senders:
             self.upload(client, size)
         last_arrival = max(float(self.arrival[client]) for client in senders)
@@ -133,7 +136,7 @@ class VirtualEnvironment:
             self._wait(client, last_arrival + self._download_seconds(client, size))
 
     def barrier(self) -> None:
-        present = [client for client in self.clients.tolist() if self._is_present(client)]
+        present = [client for client in self.selected if self._is_present(client)]
         if present:
             last = max(
                 self.server_free,
@@ -165,7 +168,7 @@ class VirtualEnvironment:
         return build_task_records(round_number, self.costs, available_macs, self.device_costs)
 
     def _list_available(self) -> list[int]:
-        return [c for c in self.clients.tolist() if self._is_present(c) and self._get_speed(c) > 0]
+        return [c for c in self.selected if self._is_present(c) and self._get_speed(c) > 0]
 
     def _is_present(self, client: int) -> bool:
         costs = self.costs[client]

@@ -15,7 +15,7 @@ from pliant.engine.checks import check_trainable
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.local_work import WorkerContext, build_context
 from pliant.engine.simulate import simulate
-from pliant.engine.split_loop import simulate_split
+from pliant.engine.split_loop import check_split_rules, simulate_split
 from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, SearchRun
 from pliant.experiment.user_code import is_user_function, load_function
 from pliant.methods.state import init_states
@@ -37,6 +37,8 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
     else:
         devices = config.devices or experiment.fleet.size
         data = _partition_data(config, config.partition, devices, experiment.seed)
+    if isinstance(experiment.method, AnySplit):
+        check_split_rules(experiment.settings, len(data))
     net = build_network(experiment.network, data, experiment.seed)
     if method is not None:
         init_states(method, get_params(net))  # fail now if one cannot be saved

@@ -41,7 +41,9 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
     local: SplitTraining = SplitTraining()
     payload: Payload = Payload()
     kappa: Fraction = 0.6  # share of rounds in the local phase, without traffic
-    eta: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.6  # share of clients selected at a time
+    eta: Annotated[float, Meta(gt=0.0, le=1.0)] = (
+        0.6  # share of a round's clients selected at a time
+    )
     select: Literal["ucb", "random"] = "ucb"
     gamma: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.75  # discount of the orchestrator
     objective: Literal["contrast", "none"] = "contrast"  # none: clients are not trained
@@ -113,7 +115,7 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
         self, split_round: SplitRound, step: int, bandit: Bandit, available: list[int]
     ) -> list[int]:
         session, environment = split_round.session, split_round.environment
-        count = max(1, round(self.eta * len(session.data)))
+        count = max(1, round(self.eta * len(split_round.clients)))
         scores = bandit.compute_scores()
         if self.select == "random":
             scores = 0.0 * scores

@@ -1,6 +1,6 @@
 """One round of split learning: each call lets clients or the server act, and charges the cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -40,7 +40,9 @@ class SplitRound:
         rounds: int,
         *,
         max_abs: float,  # bound on activations
+        clients: Sequence[int] | None = None,  # selected for this round; None: all
     ) -> None:
+        self.clients = range(len(session.data)) if clients is None else clients
         self.session, self.number, self.rounds = session, number, rounds
         self.environment: SplitEnvironment = environment
         self._charged, self._max_abs = environment, max_abs

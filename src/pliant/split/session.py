@@ -65,7 +65,8 @@ class Session:
         if fleet.size < len(data):
             raise ValueError(f"Expected a fleet of at least {len(data)} clients, got {fleet.size}")
         example = data.train.get_normalised(slice(0, 1))
-        self.net, self.data, self.seed, self.is_dry = net, data, seed, is_dry
+        self.net, self.data, self.fleet = net, data, fleet
+        self.seed, self.is_dry = seed, is_dry
         self.local, self.payload = method.local, method.payload
         self._make_client, self._only_client = make_client, only_client
         self.split_network = split_network(net, example, method.cut)

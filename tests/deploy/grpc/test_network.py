@@ -47,6 +47,16 @@ def test_simulated_pace_has_the_records_and_weights_of_the_simulation(name, keys
     assert records[-1].digest is not None
 
 
+@pytest.mark.parametrize("pace", ["simulated", "measured"])
+def test_only_selected_devices_train(pace, keys, tmp_path):
+    experiment = make_experiment(tmp_path, "split", per_round=2)
+    records = run_with_devices(experiment, tmp_path, keys, pace=pace)
+    simulated = simulate_rounds(experiment)
+    assert records[-1].digest == simulated[-1].digest
+    assert records[-1].outcomes == simulated[-1].outcomes
+    assert verify_records(records) == 2
+
+
 @pytest.mark.parametrize("name", ["splitfed", "adasplit"])
 def test_measured_pace_has_the_weights_and_bytes_of_the_simulation(name, keys, tmp_path):
     experiment = make_experiment(tmp_path, name, fields=METHODS[name])

@@ -43,7 +43,8 @@ class InflatingDevice(SplitDevice):
 
 @pytest.mark.parametrize(("kind", "rounds"), [("params", 1), ("state", 2)])
 def test_a_device_with_a_senseless_part_is_named_and_left_out(kind, rounds, tmp_path):
-    options = {"evaluation": {"every": 9}, "rules": {"quorum": 1.0}}  # wait until it has rejoined
+    rules = {"late": "wait", "quorum": 1.0}  # wait until it has rejoined
+    options = {"evaluation": {"every": 9}, "rules": rules}
     experiment = make_experiment(tmp_path, "splitfed", rounds=rounds, **options)
     devices = make_devices([0, 1], tmp_path) | make_devices([2], tmp_path, InflatingDevice)
     devices[2].kind = kind

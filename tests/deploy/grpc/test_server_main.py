@@ -48,7 +48,8 @@ def test_a_restarted_server_does_not_wait_for_devices_that_had_left(tmp_path, mo
 
 
 def test_a_run_without_a_quorum_ends(tmp_path, monkeypatch):
-    experiment = make_experiment(tmp_path, "splitfed", rounds=1, rules={"quorum": 1.0})
+    rules = {"late": "wait", "quorum": 1.0}
+    experiment = make_experiment(tmp_path, "splitfed", rounds=1, rules=rules)
     server_run = make_server_run(experiment)
     end_patience_after(monkeypatch, server_run, [0, 1])
     with (

@@ -29,6 +29,7 @@ class WallClockEnvironment:
     round_macs: FloatArray  # of each client
     clients: dict[int, RemoteClient]
     seed: int
+    selected: Sequence[int] | None = None  # None: all clients
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -40,7 +41,8 @@ class WallClockEnvironment:
         self._start = self.clock()
 
     def available_clients(self) -> list[int]:
-        available = [client for client in self.clients if self._is_available(client)]
+        selected = self.clients if self.selected is None else self.selected
+        available = [client for client in selected if self._is_available(client)]
         self._participants.update(available)
         return available
 
@@ -76,7 +78,8 @@ class WallClockEnvironment:
 
     def download(self, client: int, size: int) -> None: ...
 
-    def transfer(self, senders: Sequence[int], receivers: Sequence[int], size: int) -> None: ...
+    def transfer(self, senders: Sequence[int], receivers: Sequence[int], size: int) -> None:
+        self._participants.update(senders)  # one that only passes its part on pays for it too
 
     def barrier(self) -> None: ...
 

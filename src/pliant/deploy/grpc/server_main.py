@@ -79,6 +79,8 @@ class SplitServerRun:
 
     def run_rounds(self, folder: Path) -> Iterator[RoundRecord]:
         settings = msgspec.structs.replace(self._experiment.settings, checkpoint_every=1)
+        if self._settings.pace == "measured":  # traces do not say which devices are available
+            settings = msgspec.structs.replace(settings, select="uniform")
         self.grpc_server.start()
         try:
             yield from run_split(
@@ -87,7 +89,9 @@ class SplitServerRun:
         finally:
             self.grpc_server.close()
 
-    def _make_environment(self, round_number: int, start: float) -> RoundEnvironment:
+    def _make_environment(
+        self, round_number: int, start: float, selected: list[int]
+    ) -> RoundEnvironment:
         self._wait_for_devices()
         experiment, round_macs = self._experiment, self._session.round_macs
         fleet, settings = experiment.fleet, experiment.settings
@@ -105,11 +109,12 @@ class SplitServerRun:
                 settings,
                 round_number,
                 start,
+                selected=selected,
                 server_speed=experiment.server_speed,
                 has_left=has_left,
             )
             return environment
-        return WallClockEnvironment(fleet, round_macs, self.clients, seed=settings.seed)
+        return WallClockEnvironment(fleet, round_macs, self.clients, settings.seed, selected)
 
     def _wait_for_devices(self) -> None:
         """Wait for all devices at first, and for a quorum in later rounds.
