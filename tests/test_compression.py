@@ -3,7 +3,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.compression import Float16, Int8, TopK, Uncompressed, compress, decompress
+from pliant.compression import (
+    Float16,
+    Int8,
+    TopK,
+    Uncompressed,
+    compress,
+    count_encoded_bytes,
+    decompress,
+)
+from pliant.params import nbytes
 
 numbers = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=20)
 
@@ -94,3 +103,20 @@ def test_a_delta_with_a_missing_part_is_rejected():
     encoded = {"weight:int8": torch.zeros(3, dtype=torch.int8)}
     with pytest.raises(LookupError):
         decompress(encoded, Int8(), make_specs({"weight": torch.ones(3)}))
+
+
+@given(
+    size=st.integers(0, 50),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.int64]),
+    compression=st.sampled_from([Uncompressed(), Float16(), Int8(), TopK(0.01), TopK(0.3), TopK()]),
+)
+def test_the_encoded_size_is_known_before_there_is_a_delta(size, dtype, compression):
+    encoded, _ = compress({"weight": torch.ones(size, dtype=dtype)}, compression, {})
+    assert nbytes(encoded) == count_encoded_bytes(size, dtype, compression)
+
+
+@pytest.mark.parametrize("compression", [Float16(), Int8(), TopK(0.5)])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_a_delta_that_is_not_finite_is_not_repaired(compression, value):
+    decoded, _ = send({"weight": torch.tensor([1.0, value, 2.0])}, compression)
+    assert not decoded["weight"].isfinite().all()

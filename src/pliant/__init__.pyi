@@ -4,6 +4,10 @@ __version__: str
 
 from pliant import data as data
 from pliant.c3 import c3_score as c3_score
+from pliant.compression import Float16 as Float16
+from pliant.compression import Int8 as Int8
+from pliant.compression import TopK as TopK
+from pliant.compression import Uncompressed as Uncompressed
 from pliant.data import ByGroup as ByGroup
 from pliant.data import CropFlip as CropFlip
 from pliant.data import Dirichlet as Dirichlet

@@ -15,19 +15,39 @@ from pliant.value import Value
 
 
 class Uncompressed(Value, frozen=True, tag="plain"):
-    """Send tensors as they are."""
+    """Send tensors as they are.
+
+    >>> import pliant as pl
+    >>> pl.RunSettings().compression == pl.Uncompressed()
+    True
+    """
 
 
 class Float16(Value, frozen=True, tag="fp16"):
-    """Send 16-bit floats."""
+    """Send 16-bit floats.
+
+    >>> import pliant as pl
+    >>> pl.RunSettings(compression=pl.Float16()).compression
+    Float16()
+    """
 
 
 class Int8(Value, frozen=True, tag="int8"):
-    """Send 8-bit integers and one scale per tensor."""
+    """Send 8-bit integers and one scale per tensor.
+
+    >>> import pliant as pl
+    >>> pl.RunSettings(compression=pl.Int8()).compression
+    Int8()
+    """
 
 
 class TopK(Value, frozen=True, tag="topk"):
-    """Send the entries of largest magnitude and their indices."""
+    """Send the entries of largest magnitude and their indices.
+
+    >>> import pliant as pl
+    >>> pl.RunSettings(compression=pl.TopK(share=0.05)).compression.share
+    0.05
+    """
 
     share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.1
 
@@ -37,6 +57,30 @@ AnyCompression = Uncompressed | Float16 | Int8 | TopK
 # A tensor "weight" is sent as "weight" (uncompressed, fp16), as "weight:int8" and "weight:scale",
 # or as "weight:index" and "weight:value". Integer and empty tensors are always sent as they are.
 _SUFFIXES = {Float16: ("",), Int8: (":int8", ":scale"), TopK: (":index", ":value")}
+
+
+def count_encoded_bytes(numel: int, dtype: torch.dtype, compression: AnyCompression) -> int:
+    """Return the bytes of an encoded tensor, which depend on its size and type alone.
+
+    >>> import torch
+    >>> [count_encoded_bytes(20, torch.float32, c) for c in (Float16(), Int8(), TopK(0.1))]
+    [40, 24, 16]
+    """
+    if not dtype.is_floating_point or not numel:
+        return numel * dtype.itemsize
+    match compression:
+        case Float16():
+            return 2 * numel
+        case Int8():
+            return numel + 4
+        case TopK(share):
+            return _count_largest(numel, share) * (4 + dtype.itemsize)
+        case Uncompressed():
+            return numel * dtype.itemsize
+
+
+def _count_largest(numel: int, share: float) -> int:
+    return max(1, round(share * numel))
 
 
 def compress(delta: Params, compression: AnyCompression, residual: Params) -> tuple[Params, Params]:
@@ -85,13 +129,14 @@ def _encode_tensor(name: str, tensor: Tensor, compression: AnyCompression) -> Pa
     match compression:
         case Float16():
             limit = torch.finfo(torch.float16).max
-            return {name: tensor.clamp(-limit, limit).to(torch.float16)}
+            bounded = torch.where(tensor.isinf(), tensor, tensor.clamp(-limit, limit))
+            return {name: bounded.to(torch.float16)}  # infinities stay, for validation to reject
         case Int8():
             scale = (tensor.abs().max() / 127).to(torch.float32).reshape(1)
             steps = tensor / scale if float(scale) > 0 else torch.zeros_like(tensor)
             return {f"{name}:int8": steps.round().to(torch.int8), f"{name}:scale": scale}
         case TopK(share):
-            count = max(1, round(share * tensor.numel()))
+            count = _count_largest(tensor.numel(), share)
             index = tensor.abs().flatten().topk(count).indices.sort().values
             value = tensor.flatten()[index]
             return {f"{name}:index": index.to(torch.int32), f"{name}:value": value}

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from pliant.compression import TopK
 from pliant.deploy.messages import (
     MalformedMessage,
     TrainReply,
@@ -13,9 +12,7 @@ from pliant.deploy.messages import (
 
 
 def test_a_request_survives_encoding():
-    request = TrainRequest(
-        "train", {"a": [1, 2]}, 3, 7, 0.1, row=2, macs=5.0, compression=TopK(0.2)
-    )
+    request = TrainRequest("train", {"a": [1, 2]}, 3, 7, 0.1, row=2, macs=5.0)
     raw = encode_message(request, {"params": {"a.weight": torch.arange(3.0)}})
     header, groups = decode_request(raw)
     assert header == request

@@ -1,5 +1,6 @@
 import pytest
 
+from pliant.compression import Int8
 from pliant.devices import ChangingTrace, Fleet
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.round_loop import RunSettings
@@ -68,6 +69,7 @@ def test_the_settings_have_every_field_of_the_same_name():
         "evaluation": Evaluation(every=3),
         "checkpoint_every": 2,
         "guard": ValidationPolicy(norm=2.0),
+        "compression": Int8(),
     }
     assert set(changed) == set(RunSettings.__struct_fields__)
     experiment = Experiment(FedAvg(), Fleet(size=2), **changed)

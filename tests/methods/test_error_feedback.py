@@ -9,8 +9,8 @@ import pliant as pl
 from pliant.compression import Float16, Int8, TopK, Uncompressed, decompress
 from pliant.engine.ledger import RoundRecord, verify_records
 from pliant.methods.base import Update
-from pliant.methods.error_feedback import compress_update
-from pliant.params import get_params
+from pliant.methods.error_feedback import compress_update, count_update_bytes
+from pliant.params import get_params, nbytes
 
 NET = pl.elastic(pl.models.digits_cnn_bn(), torch.zeros(1, 1, 28, 28))
 PARAMS = get_params(NET.module)
@@ -47,6 +47,7 @@ def test_the_sent_deltas_and_the_residual_add_up_to_all_deltas(compression, is_p
         subnet = make_subnet(step, is_packed)
         update = make_update(subnet, is_packed, step)
         encoded, residual = compress_update(NET, update, compression, residual)
+        assert count_update_bytes(NET, PARAMS, compression, update.subnet) == nbytes(encoded)
         specs = {n: (t.shape, t.dtype) for n, t in update.delta.items() if n in NET.trainable_names}
         received = unpack(decompress(encoded, compression, specs), update.subnet)
         cover = NET.embed(PARAMS, NET.take(PARAMS, subnet), subnet)[1]
@@ -71,10 +72,12 @@ def test_statistics_and_uncompressed_updates_are_sent_as_they_are():
 @pytest.mark.parametrize("method", ["fedavg", "distreal", "fedrolex"])
 def test_no_compressed_update_of_a_network_with_norm_statistics_is_rejected(method, tmp_path):
     network, data = {"name": "digits_cnn_bn"}, {"proxy": 7700}
-    experiment = make_experiment(method, rounds=4, network=network, data=data)
+    compression = {"type": "topk"}
+    experiment = make_experiment(
+        method, rounds=4, network=network, data=data, compression=compression
+    )
     transport = InProcessTransport(make_devices(experiment, tmp_path))
-    folder, compression = tmp_path / "run", {"type": "topk"}
-    records = serve_rounds(experiment, transport, folder, compression=compression)
+    records = serve_rounds(experiment, transport, tmp_path / "run")
     assert verify_records(records) == 4
     assert records[-1].outcomes == {"finished": 3}
     assert sum(record.merged for record in records if isinstance(record, RoundRecord)) == 12

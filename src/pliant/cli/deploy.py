@@ -65,7 +65,6 @@ def up(
     code: Path | None = None,
     allowance: float = 15.0,
     patience: float = 120.0,
-    compress: Literal["plain", "fp16", "int8", "topk"] = "plain",
     pace: Literal["measured", "simulated"] = "measured",
 ) -> int:
     """Run an experiment with a server and devices as processes on this machine.
@@ -95,8 +94,6 @@ def up(
         silence after which the round continues without a device.
     patience
         Seconds to wait for devices at the start; later rounds wait for `allowance`.
-    compress
-        Compression of the devices' updates.
     pace
         Let devices pace themselves by measured speed, or simulate the fleet of the file.
     """
@@ -110,7 +107,7 @@ def up(
         load_experiment(spec, overrides) if spec else make_default_experiment(overrides, devices)
     )
     limits = make_limits(described, data, code)
-    settings = server.make_server_settings(allowance, patience, compress, pace)
+    settings = server.make_server_settings(allowance, patience, pace)
     folder = out or Path("runs") / (spec.stem if spec else "deploy")
     keys = None if insecure else folder / "keys"
     return _run_federation(described, devices, folder, settings, limits, port, keys)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pliant.engine.ledger import RoundRecord
     from pliant.experiment.config import Experiment
 
-CompressionName = Literal["plain", "fp16", "int8", "topk"]
 PaceName = Literal["measured", "simulated"]
 
 
@@ -28,7 +27,6 @@ def server(
     out: Path | None = None,
     allowance: float = 15.0,
     patience: float = 120.0,
-    compress: CompressionName = "plain",
     pace: PaceName = "measured",
 ) -> int:
     """Run or resume an experiment on devices that connect to this machine.
@@ -57,8 +55,6 @@ def server(
         silence after which the round continues without a device.
     patience
         Seconds to wait for devices at the start; later rounds wait for `allowance`.
-    compress
-        Compression of the devices' updates; topk sends a tenth of the entries.
     pace
         Let devices pace themselves by measured speed, or simulate the fleet of the file.
     """
@@ -73,7 +69,7 @@ def server(
     check_experiment(experiment, experiment.fleet.size)
     if keys is not None:
         check_fleet_keys(keys, experiment.fleet.size)
-    settings = make_server_settings(allowance, patience, compress, pace)
+    settings = make_server_settings(allowance, patience, pace)
     kind = select_server_kind(experiment)
     supervisor = ServerSupervisor(kind, folder, settings, host=host, port=port, keys=keys)
     open_run(folder, experiment)  # last, so that a failed start leaves no folder
@@ -96,14 +92,12 @@ def check_experiment(experiment: "Experiment", count: int) -> None:
         Session(method, net, data, experiment.fleet, experiment.seed, only_client=0)
 
 
-def make_server_settings(
-    allowance: float, patience: float, compress: CompressionName, pace: PaceName
-) -> "ServerSettings":
+def make_server_settings(allowance: float, patience: float, pace: PaceName) -> "ServerSettings":
     from pliant.deploy.settings import ServerSettings
     from pliant.value import decode
 
     raw = {"allowance": allowance, "patience": patience, "pace": pace}
-    return decode(raw | {"compression": {"type": compress}}, ServerSettings)
+    return decode(raw, ServerSettings)
 
 
 def format_address(host: str, port: int, keys: Path | None) -> str:

@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Struct
 from torch import Tensor
 
-from pliant.compression import AnyCompression, Uncompressed
 from pliant.deploy.settings import Pace
 from pliant.deploy.step_times import CurvePoints
 from pliant.params import Params, flatten, group_subtrees
@@ -33,7 +32,6 @@ class TrainRequest(Struct, frozen=True):
     macs: float = 0.0  # expected of the first mini-batch, if the server chooses the row
     seconds: float = 0.0  # from the request's arrival to the reply, without the grace
     merged_round: int | None = None  # the last round in which this device's update was merged
-    compression: AnyCompression = Uncompressed()
 
 
 class TrainReply(Struct, frozen=True):

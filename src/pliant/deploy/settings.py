@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-from pliant.compression import AnyCompression, Uncompressed
 from pliant.value import Count, NonNegative, Positive, Value
 
 # Whether devices follow their own measurements or the traces of the simulated fleet.
@@ -10,7 +9,7 @@ Pace = Literal["measured", "simulated"]
 
 
 class ServerSettings(Value, frozen=True):
-    """How long a server waits for real devices, and how they compress their updates.
+    """How long a server waits for real devices, and by which clock they pace themselves.
 
     A device has `fleet.round_seconds` from the arrival of its request, and the rules' `grace`. The
     server waits `allowance` longer, as Flower polls every three seconds on both sides and starts a
@@ -22,5 +21,4 @@ class ServerSettings(Value, frozen=True):
     allowance: NonNegative = 15.0  # seconds
     patience: Positive = 120.0  # seconds to wait for devices at the start, or for a quorum
     retries: Count = 10
-    compression: AnyCompression = Uncompressed()
     pace: Pace = "measured"

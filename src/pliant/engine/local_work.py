@@ -1,7 +1,7 @@
 """Local work: the mini-batches of a task, their costs and the subnets that train on them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pliant.compression import AnyCompression, Uncompressed
 from pliant.data import FederatedData, count_batches, cycle_batches
 from pliant.devices import FULL_NETWORK, BudgetPolicy
 from pliant.devices.vector_rng import FloatArray, IntArray
@@ -34,6 +35,7 @@ from pliant.methods.base import (
     count_steps,
     train_locally,
 )
+from pliant.methods.error_feedback import simulate_compression
 from pliant.methods.state import init_device_state
 from pliant.nn.elastic import Elastic, ElasticOptions, elastic
 from pliant.nn.filter_counts import make_count_costs
@@ -234,6 +236,8 @@ class Job:
     device_state: Any  # None before its first task
     num_samples: int = 0  # on the device
     classes: tuple[int, ...] = ()  # of these samples
+    compression: AnyCompression = field(default_factory=Uncompressed)
+    residual: Params = field(default_factory=dict)  # of the device's last merged update
 
     @property
     def cost(self) -> float:
@@ -245,7 +249,21 @@ def run_job(context: WorkerContext, shared: Params, job: Job) -> Update:
     """Train one task; `shared` holds the network and, under `EXTRA_PREFIX`, what else is sent."""
     planned = [*zip(job.rows, job.macs, strict=True), None]
     steps = iter_steps(context, job.key, planned.__getitem__)
-    return context.train(make_task(context, shared, job), steps)
+    task = make_task(context, shared, job)
+    update = context.train(task, steps)
+    if isinstance(job.compression, Uncompressed) or not _is_well_formed(update, task):
+        return update  # a malformed one is left for validation to reject
+    return simulate_compression(context.net, update, job.compression, job.residual)
+
+
+def _is_well_formed(update: Update, task: Task) -> bool:
+    """Return whether the delta has the names and shapes of the task's params."""
+    delta: Any = getattr(update, "delta", None)
+    is_complete = isinstance(delta, dict) and delta.keys() == task.params.keys()
+    return is_complete and all(
+        isinstance(delta[name], Tensor) and delta[name].shape == tensor.shape
+        for name, tensor in task.params.items()
+    )
 
 
 def make_task(context: WorkerContext, shared: Params, job: Job) -> Task:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pliant.compression import AnyCompression, Uncompressed
 from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation, evaluate, evaluate_per_device
 from pliant.engine.ledger import RoundRecord, TaskRecord, sum_tasks
@@ -46,6 +47,7 @@ class RunSettings(Value, frozen=True):
     evaluation: Evaluation = Evaluation()
     checkpoint_every: Count = 10  # rounds
     guard: ValidationPolicy = ValidationPolicy()
+    compression: AnyCompression = Uncompressed()  # of the devices' updates
 
 
 @dataclass
@@ -99,6 +101,7 @@ class RoundResult:
     closed_at: float  # seconds of the run
     device_states: dict[int, Any] = field(default_factory=dict)  # new, of merged devices
     dispatched_at: float | None = None  # seconds of the run, if devices were waited for
+    residuals: dict[int, Params] = field(default_factory=dict)  # new, of merged devices
 
 
 class Transport(Protocol):
@@ -152,10 +155,13 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     context = run.context
     server_state = context.merge(run.state.server_state, result.updates)
     device_states = run.state.device_states | result.device_states
+    residuals = run.state.residuals | result.residuals
     history = run.state.history
     if not isinstance(run.settings.select, str):  # "uniform" and "available" need none
         history = extend_history(history, result.tasks)
-    run.state = RunState(number + 1, result.closed_at, server_state, device_states, history)
+    run.state = RunState(
+        number + 1, result.closed_at, server_state, device_states, history, residuals
+    )
     record = sum_tasks(number, result.closed_at, result.tasks)
     if result.dispatched_at is not None:
         record = msgspec.structs.replace(record, dispatched_at=result.dispatched_at)

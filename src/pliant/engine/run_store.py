@@ -26,6 +26,7 @@ class RunState:
     server_state: Any  # a `ServerState`, or the method's own
     device_states: dict[int, Any]  # kept by each device between rounds, in the method's own type
     history: History = field(default_factory=dict)  # by which some selections choose
+    residuals: dict[int, Params] = field(default_factory=dict)  # of compression, by device
 
 
 CHECKPOINTS = "checkpoints"
@@ -67,7 +68,8 @@ class RunStore:
         states = run_state.device_states
         devices = {device: flatten_state(state) for device, state in states.items()}
         server = flatten_state(run_state.server_state)
-        tensors = flatten({"server": server, "devices": devices})
+        residuals = run_state.residuals
+        tensors = flatten({"server": server, "devices": devices, "residuals": residuals})
         with _add_path_to_errors(self._writer.path):
             position = self._writer.sync()
         metadata = {
@@ -150,6 +152,7 @@ def _build_run_state(
     tensors: Params, metadata: Any, state_type: type, device_state_type: type
 ) -> RunState:
     devices = group_subtrees(select_subtree(tensors, "devices"))
+    residuals = group_subtrees(select_subtree(tensors, "residuals"))
     return RunState(
         metadata["round"],
         float.fromhex(metadata["seconds"]),
@@ -158,4 +161,5 @@ def _build_run_state(
         if device_state_type is not NoneType
         else {},
         {int(device): LastTask(*task) for device, task in metadata.get("history", {}).items()},
+        {int(device): residual for device, residual in residuals.items()},
     )

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from torch import nn
 
+from pliant.compression import Uncompressed
 from pliant.data import FederatedData
 from pliant.devices import FULL_NETWORK, FixedChoice, Fleet, RowChoice, compute_joules
 from pliant.devices.vector_rng import FloatArray, IntArray
@@ -29,6 +30,7 @@ from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.selection import select_devices
 from pliant.engine.timetable import RoundTasks, Timetable, build_timetable, compute_start_status
 from pliant.methods.base import HasExtraUpload, Method, SendsSubnets, TaskKey, TaskKeys, Update
+from pliant.methods.error_feedback import count_update_bytes
 from pliant.methods.state import init_states
 from pliant.methods.validation import accept_valid
 from pliant.nn.elastic import ElasticOptions
@@ -159,7 +161,9 @@ class SimulatedDevices:
             for update in updates
             if update.device_state is not None
         }
-        return RoundResult(updates, tasks, run.state.seconds + self._timetable.closed_at, states)
+        residuals = {update.device: update.residual for update in updates if update.residual}
+        closed_at = run.state.seconds + self._timetable.closed_at
+        return RoundResult(updates, tasks, closed_at, states, residuals=residuals)
 
 
 def schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
@@ -172,12 +176,16 @@ def schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
     param_bytes = np.full(len(devices), float(nbytes(server_state.params)))
     down = nbytes(context.broadcast(server_state))
     up = method.extra_upload_bytes(context.net) if isinstance(method, HasExtraUpload) else 0
-    tasks = RoundTasks(devices, full_macs, param_bytes + down, param_bytes + up)
+    is_plain = isinstance(settings.compression, Uncompressed)
+    update_bytes = count_update_bytes(context.net, server_state.params, settings.compression)
+    returned_bytes = np.full(len(devices), float(update_bytes))
+    tasks = RoundTasks(devices, full_macs, param_bytes + down, returned_bytes + up)
     policy = context.budget_policy
 
     def make_packed_tasks(rows: IntArray) -> RoundTasks:
         sent = context.count_sent_bytes(server_state.params, rows, keys)
-        return RoundTasks(devices, full_macs, sent + down, sent + up)
+        returned = sent if is_plain else _count_update_bytes(run, rows, keys)
+        return RoundTasks(devices, full_macs, sent + down, returned + up)
 
     if policy.is_per_round and policy is not FULL_NETWORK:  # a subnet may be sent: fewer bytes
         tasks_of = make_packed_tasks if isinstance(method, SendsSubnets) else None
@@ -211,6 +219,16 @@ def schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
     return timetable, tasks
 
 
+def _count_update_bytes(run: Run, rows: IntArray, keys: TaskKeys) -> FloatArray:
+    """Return the bytes of each device's encoded delta: of the network or of a packed subnet."""
+    context, params = run.context, run.state.server_state.params
+    counts = []
+    for device, row in zip(keys.devices.tolist(), rows.tolist(), strict=True):
+        subnet = context.subnet_to_send(row, TaskKey(keys.seed, keys.round, device))
+        counts.append(count_update_bytes(context.net, params, run.settings.compression, subnet))
+    return np.array(counts, np.float64)
+
+
 def _compute_batch_sizes(context: WorkerContext, devices: IntArray) -> FloatArray:
     """Return the samples of each mini-batch, as (device, step)."""
     sizes = [context.plan_work(device).sizes for device in devices.tolist()]
@@ -234,7 +252,8 @@ def _train_round(
             key = TaskKey(run.settings.seed, run.state.next_round, device)
             device_state = run.state.device_states.get(device)
             summary = run.context.summarise_data(device)
-            jobs.append(Job(key, rows, macs, run.lr, device_state, *summary))
+            upload = run.settings.compression, run.state.residuals.get(device, {})
+            jobs.append(Job(key, rows, macs, run.lr, device_state, *summary, *upload))
             bounds.append((batch_sizes[index, :used].tolist(), max_macs[index, :used].tolist()))
     shared = run.shared_params
     updates = pool.run(jobs, shared, cost=lambda job: job.cost) if jobs else []

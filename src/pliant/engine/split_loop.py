@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from pliant.compression import Uncompressed
 from pliant.data import FederatedData, ImageDataset
 from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation, PersonalScore, measure_accuracy
@@ -169,6 +170,8 @@ def check_split_rules(settings: RunSettings, clients: int) -> None:
         raise ValueError(
             f'Expected select = "uniform" or "available" for a split method, got {kind}'
         )
+    if settings.compression != Uncompressed():
+        raise ValueError("Expected no `compression`: split methods encode activations by `payload`")
     if rules.over_selection and settings.per_round < clients:
         raise ValueError(
             "Expected rules.over_selection = 0 for a split method, in which all selected clients "

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from pliant.compression import AnyCompression, Uncompressed
 from pliant.data import AnyPartition, Iid
 from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation
@@ -85,6 +86,7 @@ class Experiment(Value, frozen=True):
     evaluation: Evaluation = Evaluation()
     checkpoint_every: Count = 10
     guard: ValidationPolicy = ValidationPolicy()
+    compression: AnyCompression = Uncompressed()
     workers: AnyWorkers = ProcessWorkers()
     server_speed: Positive | None = None  # MAC/s, for split methods; None: the server takes no time
     search: SearchSettings | None = None  # settings of `pliant search` in the same file

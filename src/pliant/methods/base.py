@@ -150,6 +150,7 @@ class Update:
     device_state: Any = None  # the method's own; kept on the device
     num_samples: int = 0  # on the device
     subnet_steps: SubnetSteps = ()
+    residual: Params = field(default_factory=dict)  # of compression; kept on the device
 
 
 @dataclass(frozen=True)

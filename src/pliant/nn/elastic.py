@@ -187,20 +187,19 @@ class Elastic:
 
     def count_params(self, subnet: Subnet) -> int:
         """Return the number of entries in a subnet's parameters and buffers."""
-        self.check_subnet(subnet)
-        return sum(self._count_entries(subnet).values())
+        return sum(self.count_entries(subnet).values())
 
     def count_bytes(self, params: Tensors, subnet: Subnet) -> int:
         """Return the bytes of the subnet's part of these full-size parameters and buffers."""
-        self.check_subnet(subnet)
-        counts = self._count_entries(subnet)
+        counts = self.count_entries(subnet)
         return sum(
             counts.get(name, tensor.numel()) * tensor.element_size()
             for name, tensor in params.items()
         )
 
-    def _count_entries(self, subnet: Subnet) -> dict[str, int]:
+    def count_entries(self, subnet: Subnet) -> dict[str, int]:
         """Return the number of entries in each of a subnet's parameters and buffers."""
+        self.check_subnet(subnet)
         kept, counts = SubnetCounts(subnet), {}
         for name, shape in self.program.param_shapes.items():
             sizes = list(shape)

@@ -46,6 +46,15 @@ def test_simulated_pacing_ends_with_the_simulated_weights(tmp_path, method, flee
     assert records[-1].digest == compute_simulated_digest(experiment)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "distreal", "heterofl"])
+def test_devices_compress_updates_as_the_simulation_does(tmp_path, method):
+    compression, rules = {"type": "topk", "share": 0.2}, {"late": "partial"}
+    experiment = make_experiment(method, fleet=HALF, rules=rules, rounds=3, compression=compression)
+    transport = InProcessTransport(make_devices(experiment, tmp_path))
+    records = serve_rounds(experiment, transport, tmp_path / "run", pace="simulated")
+    assert records[-1].digest == compute_simulated_digest(experiment)
+
+
 def test_devices_augment_images_as_the_simulation_does(tmp_path):
     local = {"batch": 16, "augment": {"type": "crop_flip", "pad": 2}}
     experiment = make_experiment(method={"type": "fedavg", "local": local})
@@ -261,13 +270,11 @@ def test_a_device_s_reason_for_declining_is_in_the_ledger(tmp_path):
 
 
 def test_compressed_updates_are_smaller_and_still_merge(tmp_path):
-    experiment, sizes = make_experiment(rounds=1), {}
+    sizes = {}
     for kind in ("plain", "fp16", "int8", "topk"):
+        experiment = make_experiment(rounds=1, compression={"type": kind})
         transport = InProcessTransport(make_devices(experiment, tmp_path / kind))
-        compression = {"type": kind}
-        records = serve_rounds(
-            experiment, transport, tmp_path / kind / "run", compression=compression
-        )
+        records = serve_rounds(experiment, transport, tmp_path / kind / "run")
         assert verify_records(records) == 1
         assert records[-1].merged == 3
         sizes[kind] = records[-1].up

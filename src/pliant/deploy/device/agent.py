@@ -125,7 +125,7 @@ class DeviceAgent:
         if not update.steps or is_late:
             update = Update(update.device, {}, 0, 0, 0.0, 0.0)
         else:
-            delta, residual = compress_update(context.net, update, request.compression, residual)
+            delta, residual = compress_update(context.net, update, experiment.compression, residual)
             save_device_state(folder, request.round, update.device_state, residual)
             groups = {DELTA: delta, EXTRA: update.extra}
         ended_at = self.clock()

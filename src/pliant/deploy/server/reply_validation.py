@@ -4,15 +4,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
-import torch
-
-from pliant.compression import AnyCompression, decompress
+from pliant.compression import AnyCompression
 from pliant.deploy.messages import DELTA, EXTRA, MalformedMessage, TrainReply, decode_reply
 from pliant.deploy.server.transport import RawReply
 from pliant.deploy.step_times import StepTimeCurve, parse_curve
 from pliant.devices import PerBatch
 from pliant.engine.local_work import LocalWork, WorkerContext, redraw_subnets
 from pliant.methods.base import TaskKey, Update
+from pliant.methods.error_feedback import decompress_delta
 from pliant.methods.validation import UpdateManifest, ValidationPolicy, accept_valid
 from pliant.params import Params
 
@@ -100,15 +99,11 @@ def _build_update(
     unknown = sorted(tensors.keys() - {DELTA, EXTRA})
     if unknown:
         raise ValueError(f"expected no tensors named {unknown[0]!r}")
-    specs = {
-        name: (torch.Size(spec.shape), spec.dtype)
-        for name, spec in request.manifest.delta.items()
-        if name in context.net.trainable_names  # norm statistics are not compressed
-    }
+    encoded, specs = tensors.get(DELTA, {}), request.manifest.delta
     trained = redraw_subnets(context, request.key, reply.rows, request.extra)
     return Update(
         reply.device,
-        decompress(tensors.get(DELTA, {}), request.compression, specs),
+        decompress_delta(context.net, encoded, request.compression, specs),
         reply.samples,
         len(reply.rows),
         reply.macs,

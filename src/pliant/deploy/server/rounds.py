@@ -239,12 +239,11 @@ class DeviceTransport:
                 macs,
                 seconds,
                 None if last is None else last.merged,
-                self.settings.compression,
             )
             task = make_task(context, shared, job)
             raw = encode_message(request, {PARAMS: task.params, EXTRA: task.extra})
             requests[device] = SentRequest(
-                key, work, manifest, raw, self.settings.compression, row, task.extra
+                key, work, manifest, raw, run.settings.compression, row, task.extra
             )
         return requests
 

@@ -20,7 +20,6 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from pliant.compression import Uncompressed
 from pliant.deploy.constants import FAILURE_FILE, LOCK_FILE, PID_FILE, SETTINGS_FILE
 from pliant.deploy.security.certificates import check_private_file
 from pliant.deploy.security.node_registry import register_devices, summarise_output
@@ -80,8 +79,6 @@ class ServerSupervisor(Supervisor):
         require_transport(kind)
         check_loopback(host, has_keys=keys is not None)
         is_split = kind == "split"
-        if is_split and settings.compression != Uncompressed():
-            raise ValueError("Expected --compress plain: split methods compress by `payload`")
         folder = folder.resolve()
         if keys is not None:
             keys = keys.resolve()
