@@ -67,6 +67,9 @@ local = { batch = 16 }
 size = 3
 speed = { type = "changing", low = 0.3, high = 1.1, per_round = 2.0 }
 
+[rules]
+late = "wait"
+
 [data]
 name = "digits"
 proxy = 7880
