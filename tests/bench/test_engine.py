@@ -31,8 +31,9 @@ def test_empty_rounds_and_timetables_are_measured():
     results = [
         *engine.measure_empty_rounds(seconds=0.1),
         *engine.measure_timetable(seconds=0.1),
+        *engine.measure_schedules(size=40, seconds=0.1),
     ]
-    assert len(results) == 5
+    assert len(results) == 8
     assert all(result.value > 0 for result in results)
 
 

@@ -136,6 +136,7 @@ def measure() -> Iterator[Measurement]:
     yield from measure_fleet_sizes()
     yield from measure_memory_growth()
     yield from measure_timetable()
+    yield from measure_schedules()
 
 
 def measure_empty_rounds(seconds: float = 6.0) -> Iterator[Measurement]:
@@ -208,21 +209,27 @@ def measure_timetable(seconds: float = 2.0) -> Iterator[Measurement]:
     build = partial(build_timetable, fleet, policy, tasks)
     times = time_interleaved({"table": build}, seconds=seconds)
     yield Measurement("timetable of 10,000 devices x 16 mini-batches", times["table"], "s", 1.0)
-    for network, make, limit in (
-        ("digits_cnn", make_digits_like, 2.0),
-        ("densenet40", make_densenet_like, 10.0),
+
+
+def measure_schedules(size: int = 10_000, seconds: float = 2.0) -> Iterator[Measurement]:
+    """Time the schedules of large rounds, with the costs of what methods draw."""
+    fleet = Fleet(size=size, speed=ChangingTrace(per_round=4.0))
+    distreal = Distreal(local=LocalTraining(batch=10))  # 16 mini-batches
+    for name, make, limit in (
+        ("digits CNN", make_digits_like, 2.0),
+        ("DenseNet-40", make_densenet_like, 10.0),
     ):
-        run = _make_run(Distreal(local=LocalTraining(batch=10)), make, fleet)
-        times = time_interleaved({"round": partial(schedule_round, run, tasks.devices)}, seconds=0)
-        yield Measurement(f"  with DISTREAL's draws, {network}", times["round"], "s", limit)
-    run, few = _make_run(FedDropout(), make_digits_like, fleet), np.arange(250)
-    schedules = {
-        "few": partial(schedule_round, run, few),
-        "many": partial(schedule_round, run, np.arange(1000)),
-    }
+        schedule = partial(schedule_round, _make_run(distreal, make, fleet), np.arange(size))
+        times = time_interleaved({"round": schedule}, seconds=0)
+        yield Measurement(
+            f"DISTREAL's schedule of such a round, {name}", times["round"], "s", limit
+        )
+    run = _make_run(FedDropout(), make_digits_like, fleet)
+    few, many = size // 40, size // 10
+    schedules = {str(n): partial(schedule_round, run, np.arange(n)) for n in (few, many)}
     times = time_interleaved(schedules, seconds=seconds)
-    ratio = times["many"] / 1000 / (times["few"] / 250)
-    yield Measurement("  Federated Dropout per device, 1,000 / 250 devices", ratio, "", 1.1)
+    ratio = times[str(many)] / many / (times[str(few)] / few)
+    yield Measurement(f"  Federated Dropout per device, {many:,} / {few:,} devices", ratio, "", 1.1)
 
 
 def _make_run(method: Method, make: MakeInputs, fleet: Fleet) -> Run:

@@ -2,14 +2,13 @@
 
 import threading
 import time
-from multiprocessing.connection import Client
 from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 from tests.deploy.in_process import make_context, make_devices, make_experiment
-from tests.waiting import LIMIT, wait_until
+from tests.waiting import LIMIT, connect_unix
 
 from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device import agent as agent_module
@@ -108,8 +107,7 @@ def test_a_worker_measures_how_long_a_request_was_queued(tmp_path):
     setup = DeviceSetup(0, str(tmp_path), Limits(), socket=str(path), idle_seconds=LIMIT)
     # it would end after the idle time only
     threading.Thread(target=run_worker, args=(setup, SlowAgent), daemon=True).start()
-    wait_until(path.exists, "the worker to listen")
-    with Client(str(path), "AF_UNIX") as first, Client(str(path), "AF_UNIX") as second:
+    with connect_unix(path) as first, connect_unix(path) as second:
         first.send_bytes(ARRIVAL_HEADER.pack(time.monotonic()) + b"first")
         second.send_bytes(ARRIVAL_HEADER.pack(time.monotonic()) + b"second")
         both_sent.set()

@@ -2,7 +2,6 @@
 
 import subprocess
 import time
-from multiprocessing.connection import Client
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tests.deploy.in_process import (
 )
 from tests.deploy.supervise.test_federation import PATIENT, find_free_port
 from tests.methods.wrapped_method import WrappedMethod
-from tests.waiting import LIMIT, wait_until
+from tests.waiting import LIMIT, connect_unix
 
 from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device.host import DeviceSetup, Limits
@@ -61,8 +60,7 @@ def test_a_process_that_sends_every_kind_of_bad_reply_changes_nothing(tmp_path):
         try:
 
             def call_worker(request):
-                wait_until(Path(path).exists, "the worker to listen")
-                with Client(path, family="AF_UNIX") as connection:
+                with connect_unix(path) as connection:
                     connection.send_bytes(ARRIVAL_HEADER.pack(time.monotonic()) + request)
                     return connection.recv_bytes()
 
