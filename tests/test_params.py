@@ -163,7 +163,10 @@ def test_groups_of_tensors_survive_flattening(groups):
     assert {key: select_subtree(flat, key) for key in groups} == groups
 
 
-@given(st.dictionaries(KEYS, st.dictionaries(KEYS, st.dictionaries(NAMES, LEAVES, min_size=1))))
+LEVEL = st.dictionaries(NAMES, LEAVES, min_size=1, max_size=3)
+
+
+@given(st.dictionaries(KEYS, st.dictionaries(KEYS, LEVEL, max_size=3), max_size=3))
 def test_deeper_trees_come_back_level_by_level(tree):
     flat = flatten(tree)
     assert {key: group_subtrees(select_subtree(flat, key)) for key in tree} == tree
