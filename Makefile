@@ -29,7 +29,7 @@ test: check ## run the checks, then every test that is not marked slow
 	@echo "· tests"
 	@$(PYTEST)
 
-coverage: $(VENV)/.pliant $(VENV)/.dev ## run the same tests and fail below the floor in pyproject.toml
+coverage: $(VENV)/.pliant $(VENV)/.dev ## run the same tests and print what they cover
 	@$(PYTEST) --cov --cov-report=term
 
 check: $(VENV)/.pliant $(VENV)/.dev ## format, lint, types and layers

@@ -194,6 +194,7 @@ def test_a_federation_of_real_processes_gives_the_same_network(spec, tmp_path, d
         port = probe.getsockname()[1]
     folder = tmp_path / "served"
     words = ["deploy", "up", spec, "--pace", "simulated", "--port", port, "--out", folder]
+    words += ["--allowance", LIMIT, "--patience", LIMIT]  # no device is late on a busy machine
     with pliant(*words, cwd=tmp_path) as process:
         assert process.wait(2 * LIMIT) == 0, process.stderr.read().decode()
     assert read_digest(folder) == digest
