@@ -61,10 +61,9 @@ def simulate(
     With a `folder`, the run writes its records and checkpoints there and resumes from the newest
     checkpoint; `load_trained_params(folder)` returns the trained network. A folder with a run of
     another method, network, data, fleet or settings is refused; more rounds than before continue a
-    run unless its learning rate follows a schedule. `net` itself is not changed. `make_inputs`
-    rebuilds the network and the data in worker processes, where that is cheaper than copying them.
-    When `is_stopped` returns true, the run saves a checkpoint and ends. `elastic_options` say which
-    layers can be narrowed.
+    run unless its learning rate follows a schedule. `make_inputs` rebuilds the network and the data
+    in worker processes, where that is cheaper than copying them. When `is_stopped` returns true,
+    the run saves a checkpoint and ends. `elastic_options` say which layers can be narrowed.
 
     >>> import torch
     >>> import pliant as pl
@@ -95,15 +94,22 @@ def simulate(
         with open_pool(workers, partial(_return, own) if own else setup, run_job) as pool:
             context = own or build_own()
             if folder is not None:
-                network = context.net.fingerprint
-                inputs = describe_inputs(method, network, data, fleet, settings)
-                check_inputs(folder, inputs, rounds_dependency=_find_rounds_dependency(method))
+                _check_folder(folder, context, fleet, settings)
             state = store.resume(type(server_state), type(device_state)) if store else None
             run = Run(context, fleet, settings, state or RunState(0, 0.0, server_state, {}))
             yield from run_rounds(run, SimulatedDevices(pool), store, is_stopped)
     finally:
         if store:
             store.close()
+
+
+def _check_folder(
+    folder: Path, context: WorkerContext, fleet: Fleet, settings: RunSettings
+) -> None:
+    """Refuse a folder with another run; a run in a new folder stores what it starts with."""
+    method, network = context.method, context.net.fingerprint
+    inputs = describe_inputs(method, network, context.data, fleet, settings)
+    check_inputs(folder, inputs, rounds_dependency=_find_rounds_dependency(method))
 
 
 def _describe_run(

@@ -75,11 +75,7 @@ def simulate_split(
     """
     settings = settings or RunSettings(rules=RoundRules(late="wait"))
     check_split_rules(settings, len(data))
-    if settings.rules.quorum:
-        raise ValueError(
-            "Expected rules.quorum = 0: a simulated split round trains with whoever is available, "
-            f"got {settings.rules.quorum}"
-        )
+    _check_no_quorum(settings)
     session = Session(
         method, net, data, fleet, settings.seed, is_dry=is_dry, make_client=make_client
     )
@@ -104,6 +100,14 @@ def simulate_split(
         inputs=inputs,
         is_stopped=is_stopped,
     )
+
+
+def _check_no_quorum(settings: RunSettings) -> None:
+    if settings.rules.quorum:
+        raise ValueError(
+            "Expected rules.quorum = 0: a simulated split round trains with whoever is available, "
+            f"got {settings.rules.quorum}"
+        )
 
 
 def run_split(
