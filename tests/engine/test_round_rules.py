@@ -172,3 +172,10 @@ def test_over_selection_rounds_up():
         RoundRules(dropout=1.5)
     with pytest.raises(ValueError, match=r"at `\$.late` of RoundRules"):
         RoundRules(late="never")
+
+
+def test_by_default_a_device_may_be_three_per_cent_late():
+    tasks = make_tasks(np.array([0]), 4, 10.0)
+    for speed, outcome in ((1 / 1.029, TaskOutcome.FINISHED), (1 / 1.031, TaskOutcome.LATE)):
+        fleet = Fleet(size=1, speed=ConstantTrace(speed))
+        assert build_timetable(fleet, FULL_NETWORK, tasks).outcomes[0] == outcome
