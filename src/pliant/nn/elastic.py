@@ -5,9 +5,7 @@ Rapp et al., "DISTREAL: Distributed Resource-Aware Learning in Heterogeneous Sys
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import wraps
-from hashlib import sha256
 from math import prod
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -18,19 +16,16 @@ from torch import Tensor, nn
 
 from pliant.nn import slicing
 from pliant.nn import subnet as subnets
-from pliant.nn.compiler import channels, dispatch
-from pliant.nn.compiler.builder import Builder
-from pliant.nn.compiler.coupling import Decisions
+from pliant.nn.compiler import channels
+from pliant.nn.compiler.compile import CompiledNetwork, compile_network
 from pliant.nn.compiler.program import (
     BoundProgram,
     ChannelIndex,
-    CompactProgram,
     DenseFallback,
     execute,
-    replace_nodes,
 )
-from pliant.nn.compiler.trace import trace
 from pliant.nn.cost import ExpectedCounts, SubnetCounts
+from pliant.nn.sites import compute_fingerprint, describe_sites
 from pliant.nn.subnet import FilterOrders, Sampling, Subnet
 from pliant.params import Params
 from pliant.value import Value
@@ -40,16 +35,6 @@ Tensors = Mapping[str, Tensor]
 MAX_CACHED_RESULTS = 256  # per network and function
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Site:
-    """Layers that share one mask over their filters."""
-
-    layers: tuple[str, ...]
-    filters: int
-    macs: int  # forward, per sample, in the full network
-    feeds: tuple[str, ...]  # layers that read the outputs of these
 
 
 class Elastic:
@@ -73,13 +58,13 @@ class Elastic:
     torch.Size([4, 2])
     """
 
-    def __init__(self, net: nn.Module, program: CompactProgram, builder: Builder) -> None:
+    def __init__(self, net: nn.Module, compiled: CompiledNetwork) -> None:
         self.module = net
-        self.program = program
-        self.groups = builder.groups
-        self.sizes = tuple(group.filters for group in builder.groups)
-        self.sites = tuple(map(self._make_site, range(len(self.groups))))
-        self.fingerprint = _compute_fingerprint(program, self.sites)
+        self.program = compiled.program
+        self.groups = compiled.groups
+        self.sizes = tuple(group.filters for group in self.groups)
+        self.sites = describe_sites(self.groups, self.program)
+        self.fingerprint = compute_fingerprint(self.program, self.sites)
         masks = tuple(np.ones(size, np.bool_) for size in self.sizes)
         self.full = Subnet(self.fingerprint, masks, (1.0,) * len(self.sizes))
         empty = np.zeros(0)
@@ -288,21 +273,6 @@ class Elastic:
         fallbacks = [f"dense: {f.value} for {f.reader}: {f.reason}" for f in self.dense_fallbacks]
         return "\n".join([head, *rows, *totals, *(fallbacks or ["no value had to be made dense"])])
 
-    def _make_site(self, site: int) -> Site:
-        group, costs = self.groups[site], self.program.layer_costs
-        feeds = [
-            _layer_name(cost.layer)
-            for cost in costs
-            if any(site in channels.collect_sites(span.expression) for span in cost.inputs or ())
-        ]
-        macs = sum(
-            cost.unit_macs * channels.width(cost.outputs) * (channels.width(cost.inputs or ()) or 1)
-            for cost in costs
-            if cost.layer in group.layers
-        )
-        names = tuple(map(_layer_name, group.layers))
-        return Site(names, group.filters, macs, tuple(dict.fromkeys(feeds)))
-
 
 class ElasticOptions(Value, frozen=True):
     """Which layers of a network become sites, as in `elastic`.
@@ -336,19 +306,8 @@ def elastic(
     >>> round(net.macs(0.5) / net.macs(0.0), 2)
     0.33
     """
-    graph = trace(net, example)
-    decisions = Decisions(coupled)
-    candidates = dispatch.find_candidates(Builder(net, {}, decisions), graph)
-    while True:
-        num_decisions = decisions.size()
-        builder = Builder(net, candidates, decisions)
-        program = _lower_graph(builder, graph)
-        if decisions.size() == num_decisions and not hidden:
-            for group in builder.groups:  # linear layers are sites only if coupled to convolutions
-                if all(len(builder.shape(layer)) == 2 for layer in group.layers):
-                    decisions.fixed.update(group.layers)
-        if decisions.size() == num_decisions:
-            return Elastic(net, program, builder)
+    inputs = example if isinstance(example, tuple) else (example,)
+    return Elastic(net, compile_network(net, inputs, coupled=coupled, hidden=hidden))
 
 
 def cache_on_net(
@@ -369,31 +328,6 @@ def cache_on_net(
     return cached
 
 
-def _lower_graph(builder: Builder, graph: Any) -> CompactProgram:
-    *nodes, output = graph.nodes
-    for node in nodes:
-        dispatch.lower_node(builder, node)
-    for source in output.all_input_nodes:
-        if (layout := builder.layout(source)) is not None:
-            builder.fix(layout.spans)
-    return builder.finish(
-        replace_nodes(
-            output.args[0], lambda source: builder.densify(source, "output", "it is the output")
-        )
-    )
-
-
-def _layer_name(weight: str) -> str:
-    return weight.removesuffix(".weight")
-
-
 def _format_sizes(sizes: Sequence[int]) -> str:
     text = ", ".join(map(str, sizes[:6]))
     return f"{text}, …" if len(sizes) > 6 else text
-
-
-def _compute_fingerprint(program: CompactProgram, sites: Sequence[Site]) -> str:
-    parts = [f"{name}:{shape}" for name, shape in sorted(program.param_shapes.items())]
-    parts += [f"{site.layers}:{site.filters}" for site in sites]
-    parts += [f"{cost.layer}:{cost.unit_macs}" for cost in program.layer_costs]
-    return sha256("|".join(parts).encode()).hexdigest()[:16]
