@@ -17,12 +17,18 @@ from torch import Tensor, nn
 from pliant.nn import slicing
 from pliant.nn import subnet as subnets
 from pliant.nn.compiler import channels
-from pliant.nn.compiler.compile import CompiledNetwork, compile_network
+from pliant.nn.compiler.compile import (
+    CompiledNetwork,
+    compile_network,
+    make_blank,
+    recompile_network,
+)
 from pliant.nn.compiler.program import (
     BoundProgram,
     ChannelIndex,
     DenseFallback,
     execute,
+    format_shape,
 )
 from pliant.nn.cost import ExpectedCounts, SubnetCounts
 from pliant.nn.sites import compute_fingerprint, describe_sites
@@ -33,6 +39,7 @@ from pliant.value import Value
 Rates = float | Sequence[float] | NDArray[np.float64]
 Tensors = Mapping[str, Tensor]
 MAX_CACHED_RESULTS = 256  # per network and function
+MAX_CACHED_SIZES = 8  # per network
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -58,15 +65,26 @@ class Elastic:
     torch.Size([4, 2])
     """
 
-    def __init__(self, net: nn.Module, compiled: CompiledNetwork) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        compiled: CompiledNetwork,
+        example: tuple[Tensor, ...],
+        original: "Elastic | None" = None,
+    ) -> None:
         self.module = net
         self.program = compiled.program
         self.groups = compiled.groups
         self.sizes = tuple(group.filters for group in self.groups)
         self.sites = describe_sites(self.groups, self.program)
-        self.fingerprint = compute_fingerprint(self.program, self.sites)
-        masks = tuple(np.ones(size, np.bool_) for size in self.sizes)
-        self.full = Subnet(self.fingerprint, masks, (1.0,) * len(self.sizes))
+        self._compiled, self._example, self._original = compiled, example, original
+        self._resized: dict[tuple[int, ...], Elastic] = {}  # by spatial size, latest last
+        if original is None:
+            self.fingerprint = compute_fingerprint(self.program, self.sites)
+            masks = tuple(np.ones(size, np.bool_) for size in self.sizes)
+            self.full = Subnet(self.fingerprint, masks, (1.0,) * len(self.sizes))
+        else:
+            self.fingerprint, self.full = original.fingerprint, original.full
         empty = np.zeros(0)
         self._rates_cache: tuple[Any, NDArray[np.float64], tuple[float, ...]] = (None, empty, ())
         self.caches: defaultdict[Any, dict[Any, Any]] = defaultdict(dict)  # of `cache_on_net`
@@ -74,6 +92,48 @@ class Elastic:
         self.trainable_names = frozenset(
             name for name, tensor in net.named_parameters() if tensor.requires_grad
         )
+
+    def at(self, *size: int) -> "Elastic":
+        """Return this network for inputs of another spatial size, like `net.at(height, width)`.
+
+        It has the same parameters, sites, fingerprint and subnets. Only inputs as large as the
+        first one are resized.
+
+        >>> import torch
+        >>> import pliant as pl
+        >>> net = pl.elastic(pl.models.resnet20(), torch.zeros(1, 3, 32, 32))
+        >>> small = net.at(16, 16)
+        >>> subnet = net.draw(0.5, pl.rng_stream(0, "dropout"))
+        >>> round(small.macs(subnet) / net.macs(subnet), 3)
+        0.25
+        """
+        original = self._original or self
+        own_size = original._find_size()
+        if len(size) != len(own_size) or min(size, default=1) < 1:
+            raise ValueError(
+                f"Expected {len(own_size)} positive sizes, as the example given to pliant.elastic "
+                f"has {format_shape(own_size)}, got {format_shape(size)}"
+            )
+        if size == own_size:
+            return original
+        net = original._resized.pop(size, None) or original._compile_at(size)
+        if len(original._resized) >= MAX_CACHED_SIZES:
+            del original._resized[next(iter(original._resized))]
+        original._resized[size] = net
+        return net
+
+    def _find_size(self) -> tuple[int, ...]:
+        """Return the spatial size of the first input that has one."""
+        return next((tuple(x.shape[2:]) for x in self._example if x.dim() > 2), ())
+
+    def _compile_at(self, size: tuple[int, ...]) -> "Elastic":
+        own_size = self._find_size()
+        example = tuple(
+            make_blank(x, (x.shape[1], *size)) if x.shape[2:] == own_size else x
+            for x in self._example
+        )
+        compiled = recompile_network(self.module, example, self._compiled, format_shape(size))
+        return Elastic(self.module, compiled, example, self)
 
     # subnets
 
@@ -307,7 +367,9 @@ def elastic(
     0.33
     """
     inputs = example if isinstance(example, tuple) else (example,)
-    return Elastic(net, compile_network(net, inputs, coupled=coupled, hidden=hidden))
+    compiled = compile_network(net, inputs, coupled=coupled, hidden=hidden)
+    blanks = tuple(make_blank(tensor, tensor.shape[1:]) for tensor in inputs)
+    return Elastic(net, compiled, blanks)
 
 
 def cache_on_net(

@@ -246,6 +246,7 @@ class Builder:
         self._slots[node] = self._allocate_slot()
         self._layouts[node] = None
         self.program.input_slots.append(self._slots[node])
+        self.program.input_shapes.append(tuple(node.meta["value"].shape[1:]))
 
     def _allocate_slot(self) -> int:
         self.program.num_slots += 1

@@ -69,9 +69,11 @@ class CompactProgram:
     """The parts of a compact pass that are the same for all subnets."""
 
     input_slots: list[int] = field(default_factory=list)
+    input_shapes: list[Shape] = field(default_factory=list)  # without the batch
     instructions: list[Instruction] = field(default_factory=list)
     num_slots: int = 0
     output: Any = None
+    output_rows: list[float] = field(default_factory=list)  # of each output tensor, per sample
     slicings: dict[str, ParamSlicing] = field(default_factory=dict)
     param_shapes: dict[str, Shape] = field(default_factory=dict)
     slicing_groups: dict[tuple[Shape, ParamSlicing], list[str]] = field(default_factory=dict)
@@ -191,7 +193,9 @@ def execute(bound: BoundProgram, params: Mapping[str, Tensor], inputs: Sequence[
     if len(inputs) != len(program.input_slots):
         raise ValueError(f"Expected {len(program.input_slots)} inputs, got {len(inputs)}")
     env: Env = [None] * program.num_slots
-    for slot, value in zip(program.input_slots, inputs, strict=True):
+    for slot, shape, value in zip(program.input_slots, program.input_shapes, inputs, strict=True):
+        if value.shape[1:] != shape:
+            raise _make_shape_error(shape, tuple(value.shape[1:]))
         env[slot] = _to_channels_last(value)
     bound = copy.copy(bound)  # query results are shared, parameters belong to this run
     bound.params = params
@@ -200,6 +204,21 @@ def execute(bound: BoundProgram, params: Mapping[str, Tensor], inputs: Sequence[
         for slot in instruction.freed_slots:
             env[slot] = None
     return resolve_slots(program.output, env)
+
+
+def _make_shape_error(expected: Shape, actual: Shape) -> ValueError:
+    """Make an error for an input of a shape that the program was not compiled for."""
+    advice = "pass an example of that shape to pliant.elastic"
+    if len(actual) == len(expected) > 1 and actual[0] == expected[0]:
+        advice = f"use net.at({', '.join(map(str, actual[1:]))}) instead of net"
+    return ValueError(
+        f"Expected inputs of {format_shape(expected)}, as in the example given to pliant.elastic, "
+        f"got {format_shape(actual)}: {advice}"
+    )
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "no size"
 
 
 def _to_channels_last(value: Any) -> Any:

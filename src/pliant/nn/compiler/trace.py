@@ -27,7 +27,7 @@ from pliant.nn.compiler.fast_meta import FastMetaMode
 
 BATCH = 7919
 _TORCH_FOLDER = str(Path(torch.__file__).parent)
-_THIS_FILE = __file__
+_COMPILER_FOLDER = str(Path(__file__).parent)
 # wrapped, because torch rejects a traced batch size as their argument
 _FACTORIES = (
     torch.zeros, torch.ones, torch.full, torch.empty, torch.rand, torch.randn, torch.arange,
@@ -38,6 +38,9 @@ _TRACE_LOCK = threading.RLock()
 
 class NotTraceable(ValueError):
     """A forward pass is not a fixed sequence of operations."""
+
+    path = ""  # of the module
+    problem = ""
 
 
 class TracedShape(tuple[Any, ...]):
@@ -238,13 +241,15 @@ class ShapedTracer(fx.Tracer):
         )
         for code, line in calls:
             file = code.co_filename
-            if not file.startswith(_TORCH_FOLDER) and file != _THIS_FILE:
+            if not file.startswith((_TORCH_FOLDER, _COMPILER_FOLDER)):
                 problem += f" at {file}:{line}: `{linecache.getline(file, line).strip()}`"
                 break
-        return NotTraceable(
+        error = NotTraceable(
             f"{path} cannot be traced: {problem}. {advice}, or keep that part out of the network "
             "passed to pliant.elastic"
         )
+        error.path, error.problem = path, problem
+        return error
 
 
 def trace(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> fx.Graph:
