@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.nn.compare_masked import assert_close, run_compact, run_masked, sample_subnets
+from tests.nn.test_trainer import OPTIMISERS
 from tests.nn.zoo import ZOO
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -15,7 +17,9 @@ from pliant.nn import elastic as elastic_module
 from pliant.nn.elastic import elastic
 from pliant.nn.filter_counts import make_count_costs
 from pliant.nn.models import mobilenet_v2, resnet20
+from pliant.nn.optimisers import Optimiser
 from pliant.nn.pareto_table import uniform_table
+from pliant.nn.trainer import SubnetTrainer
 from pliant.params import get_params
 from pliant.rng import rng_stream
 
@@ -196,6 +200,47 @@ def test_another_size_than_the_traced_one_is_refused(shape: tuple[int, ...], adv
     resized = net.at(12, 12)
     with pytest.raises(ValueError, match=r"Expected inputs of 3x12x12, .* net.at\(8, 8\)"):
         resized.run(params, net.full, x)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "clip"), OPTIMISERS)
+def test_training_at_changing_sizes_equals_torch_on_resized_images(
+    ours: Optimiser, theirs: Callable[[Any], torch.optim.Optimizer], clip: float
+) -> None:
+    module, x = ZOO["projected_residual"]()
+    net = elastic(module, x)
+    trainer, torch_optimiser = (
+        SubnetTrainer(net, get_params(module), ours),
+        theirs(module.parameters()),
+    )
+    module.train()
+    for side in (8, 5, 5, 12, 8):
+        images = F.interpolate(sample_input(x, (8, 8)), (side, side), mode="bilinear")
+        trainer.switch(net.full, (side, side))
+        trainer.step(images, lambda out: out.square().mean())
+        torch_optimiser.zero_grad()
+        module(images).square().mean().backward()
+        if clip:
+            nn.utils.clip_grad_norm_(module.parameters(), clip)
+        torch_optimiser.step()
+    for name, tensor in get_params(module).items():
+        torch.testing.assert_close(trainer.params()[name], tensor, rtol=1e-12, atol=1e-12)
+
+
+def test_a_trainer_may_change_subnet_and_size_in_any_order() -> None:
+    module, x = ZOO["projected_residual"]()
+    net = elastic(module, x)
+    subnets = [net.draw(0.5, rng_stream(0, "draw", number)) for number in range(2)]
+    plan = [(0, 8), (0, 12), (1, 12), (1, 8), (0, 5)]
+    trainer = SubnetTrainer(net, get_params(module), OPTIMISERS[1][0])
+    fresh_params = get_params(module)
+    for number, side in plan:
+        trainer.switch(subnets[number], (side, side))
+        _, grads = trainer.compute_gradients(sample_input(x, (side, side)), torch.sum)
+        fresh = SubnetTrainer(net.at(side, side), fresh_params, OPTIMISERS[1][0])
+        fresh.switch(subnets[number])
+        _, expected = fresh.compute_gradients(sample_input(x, (side, side)), torch.sum)
+        assert all(map(torch.equal, grads, expected))
+        fresh_params = fresh.params()
 
 
 def test_a_copy_has_its_own_parameters_at_every_size() -> None:

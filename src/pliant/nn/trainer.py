@@ -1,12 +1,13 @@
 """Train an elastic network on a different subnet per mini-batch, updating only its entries."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pliant.nn.compiler.program import ChannelIndex
 from pliant.nn.elastic import Elastic
 from pliant.nn.flat_params import (
     BufferSlice,
@@ -74,20 +75,31 @@ class SubnetTrainer:
         ]
         self._unused_leaves: list[int] = []
         self._subnet: Subnet | None = None
+        self._net = elastic  # at the current size
         self._slices: list[BufferSlice] = []
         self._copy_pairs: list[CopyPair] = []
         self.switch(elastic.full)
 
-    def switch(self, subnet: Subnet) -> None:
-        """Make another subnet current; a no-op if it already is."""
-        if subnet is self._subnet:
+    def switch(self, subnet: Subnet, size: Sequence[int] = ()) -> None:
+        """Make a subnet current, for inputs of a spatial size (none: the network's own).
+
+        Nothing happens if both already are; another size alone leaves the working set as it is.
+        """
+        net = self.elastic.at(*size) if size else self.elastic
+        if subnet is self._subnet and net is self._net:
             return
         sample = self._param_flats[0]
-        bound = self.elastic.bind(subnet, sample.device, sample.dtype)
-        slices = self._indexer.index_subnet(bound.channel_index)
+        bound = net.bind(subnet, sample.device, sample.dtype)
+        if subnet is not self._subnet:
+            self._load_subnet(subnet, bound.channel_index)
+        self._net, self._bound = net, bound
+
+    def _load_subnet(self, subnet: Subnet, channel_index: ChannelIndex) -> None:
+        """Write the working set back, and copy the subnet into it."""
+        slices = self._indexer.index_subnet(channel_index)
         self._flush()
         previous = self._slices
-        self._subnet, self._bound, self._slices = subnet, bound, slices
+        self._subnet, self._slices = subnet, slices
         num_params = len(self._param_flats)
         self._param_slices, self._buffer_slices = slices[:num_params], slices[num_params:]
         if previous and all(a.shapes is b.shapes for a, b in zip(previous, slices, strict=True)):
