@@ -49,6 +49,7 @@ class Builder:
         self.modules = dict(net.named_modules())
         self.decisions = decisions
         self.groups = group_layers(candidates, decisions)
+        self._sizes = [group.filters for group in self.groups]
         self.site_of_layer = {  # only of layers that may lose filters
             layer: site for site, group in enumerate(self.groups) for layer in group.layers
         }
@@ -59,6 +60,7 @@ class Builder:
         self._slots: Slots = {}
         self._dense_slots: Slots = {}
         self._reads: list[tuple[int, ...]] = []
+        self._varying_nodes: set[fx.Node] = set()  # depend on the input
         self._grad_nodes: set[fx.Node] = set()
         self._trainable_names = {
             name for name, tensor in net.named_parameters() if tensor.requires_grad
@@ -79,9 +81,7 @@ class Builder:
 
     def is_constant(self, node: Any) -> bool:
         """Return whether a value is independent of the input."""
-        return not isinstance(node, fx.Node) or (
-            node.op != "placeholder" and all(map(self.is_constant, node.all_input_nodes))
-        )
+        return node not in self._varying_nodes
 
     def param_name(self, node: Any) -> str | None:
         """Return the name of the saved parameter or buffer that a node reads, if any."""
@@ -142,12 +142,13 @@ class Builder:
         if node.meta.get("is_no_grad"):
             run = torch.no_grad()(run)
         self._track_gradient(node, *params)
+        if not self._varying_nodes.isdisjoint(node.all_input_nodes):
+            self._varying_nodes.add(node)
         self._slots[node] = self.add_instruction(node.name, run, tuple(reads))
         self._layouts[node] = layout
         parts = [layout] if layout is None or isinstance(layout, ChannelLayout) else layout
-        sizes = [group.filters for group in self.groups]
         for part in parts:
-            if part and not any(channels.is_never_empty(span, sizes) for span in part.spans):
+            if part and not any(channels.is_never_empty(span, self._sizes) for span in part.spans):
                 self.program.fragile_spans.append(part.spans)
         if not is_view(node):
             self._record_activation(node.meta.get("value"), layout)
@@ -245,6 +246,7 @@ class Builder:
     def add_input(self, node: fx.Node) -> None:
         self._slots[node] = self._allocate_slot()
         self._layouts[node] = None
+        self._varying_nodes.add(node)
         self.program.input_slots.append(self._slots[node])
         self.program.input_shapes.append(tuple(node.meta["value"].shape[1:]))
 
