@@ -1,6 +1,8 @@
 """Networks with more layers than Python allows nested calls."""
 
+import sys
 from itertools import pairwise
+from typing import Any
 
 import torch
 from tests.nn.compare_masked import assert_compact_equals_masked
@@ -71,3 +73,25 @@ def test_a_network_as_deep_as_resnet152_equals_its_masked_version() -> None:
     torch.manual_seed(0)
     x = torch.rand(2, 3, 8, 8, dtype=torch.float64)
     assert_compact_equals_masked(make_resnet152().double(), x, coupled=True, seed=0)
+
+
+def test_the_work_of_compilation_grows_with_the_number_of_layers() -> None:
+    few, many = (_count_calls(depth) for depth in (60, 120))
+    assert many < 2.2 * few
+
+
+def _count_calls(depth: int) -> int:
+    """Return the number of Python functions called to make a chain elastic."""
+    module, num_calls = Chain(depth), 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    previous = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        elastic(module, torch.zeros(1, 2, 2, 2))
+    finally:
+        sys.setprofile(previous)
+    return num_calls

@@ -1,5 +1,6 @@
 """The sites of a network: layers whose filters can be dropped together."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -20,23 +21,26 @@ class Site:
 
 
 def describe_sites(groups: Sequence[LayerGroup], program: CompactProgram) -> tuple[Site, ...]:
-    return tuple(_describe_site(site, group, program) for site, group in enumerate(groups))
-
-
-def _describe_site(site: int, group: LayerGroup, program: CompactProgram) -> Site:
-    costs = program.layer_costs
-    feeds = [
-        _layer_name(cost.layer)
-        for cost in costs
-        if any(site in channels.collect_sites(span.expression) for span in cost.inputs or ())
-    ]
-    macs = sum(
-        cost.unit_macs * channels.width(cost.outputs) * (channels.width(cost.inputs or ()) or 1)
-        for cost in costs
-        if cost.layer in group.layers
+    """Describe what each group of layers drops, costs and feeds."""
+    macs: defaultdict[str, int] = defaultdict(int)  # by layer
+    feeds: list[dict[str, None]] = [{} for _ in groups]  # in order, without repeats
+    for cost in program.layer_costs:
+        inputs = cost.inputs or ()
+        macs[cost.layer] += (
+            cost.unit_macs * channels.width(cost.outputs) * (channels.width(inputs) or 1)
+        )
+        for span in inputs:
+            for site in channels.collect_sites(span.expression):
+                feeds[site][_layer_name(cost.layer)] = None
+    return tuple(
+        Site(
+            tuple(map(_layer_name, group.layers)),
+            group.filters,
+            sum(macs[layer] for layer in group.layers),
+            tuple(readers),
+        )
+        for group, readers in zip(groups, feeds, strict=True)
     )
-    names = tuple(map(_layer_name, group.layers))
-    return Site(names, group.filters, macs, tuple(dict.fromkeys(feeds)))
 
 
 def _layer_name(weight: str) -> str:

@@ -187,7 +187,9 @@ class ShapedTracer(fx.Tracer):
             self._module_paths.pop()
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        if threading.get_ident() != self._thread_id:  # another thread runs a network
+        # the meta copy's own tensors are not searched for in the network, which takes long; nor
+        # are those of a network that another thread runs
+        if self._is_on_meta or threading.get_ident() != self._thread_id:
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
