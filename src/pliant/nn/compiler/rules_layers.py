@@ -51,7 +51,8 @@ def lower_layer(builder: Builder, node: fx.Node, layer: Layer) -> bool:
         slot = builder.slot(source)
     spans = layout.spans if layout else (ChannelSpan(inputs),)
     kernel = builder.shape(layer.weight)[2:]
-    unit_macs = prod(value.shape[:-1]) // BATCH if is_linear else prod(kernel + value.shape[2:])
+    # all positions, as one sample may have several rows (frames, crops) in the batch dimension
+    unit_macs = prod(kernel) * (value.numel() // outputs // BATCH)
     factors: int | None = None
     if is_depthwise:
         multiplier = outputs // channels.width(spans)
