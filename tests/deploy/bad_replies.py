@@ -11,8 +11,14 @@ import torch
 from pliant.deploy.device.agent import DeviceAgent
 from pliant.deploy.device.host import DeviceSetup
 from pliant.deploy.device.worker import run_worker
-from pliant.deploy.messages import decode_reply, encode_message
+from pliant.deploy.messages import TrainReply, decode_message, encode_message
 from pliant.deploy.process import run_process
+from pliant.params import group_subtrees
+
+
+def decode_reply(raw):
+    header, tensors = decode_message(raw, TrainReply)
+    return header, group_subtrees(tensors)
 
 
 def edit_reply(edit):

@@ -5,8 +5,7 @@ from pliant.deploy.messages import (
     MalformedMessage,
     TrainReply,
     TrainRequest,
-    decode_reply,
-    decode_request,
+    decode_message,
     encode_message,
 )
 
@@ -14,21 +13,21 @@ from pliant.deploy.messages import (
 def test_a_request_survives_encoding():
     request = TrainRequest("train", {"a": [1, 2]}, 3, 7, 0.1, row=2, macs=5.0)
     raw = encode_message(request, {"params": {"a.weight": torch.arange(3.0)}})
-    header, groups = decode_request(raw)
+    header, tensors = decode_message(raw, TrainRequest)
     assert header == request
-    assert groups["params"]["a.weight"].tolist() == [0.0, 1.0, 2.0]
+    assert tensors["params/a.weight"].tolist() == [0.0, 1.0, 2.0]
 
 
 def test_a_reply_survives_encoding():
     reply = TrainReply("update", 3, 7, rows=(1, 2), times=(0.0, 0.5, 1.0), curve=((0.5, 0.1),))
-    assert decode_reply(encode_message(reply))[0] == reply
+    assert decode_message(encode_message(reply), TrainReply)[0] == reply
 
 
 @pytest.mark.parametrize("size", [0, 1, 39, 40, 41, 100])
 def test_a_truncated_message_is_refused(size):
     raw = encode_message(TrainReply("update", 3), {"change": {"weight": torch.ones(100)}})
     with pytest.raises(MalformedMessage):
-        decode_reply(raw[:size])
+        decode_message(raw[:size], TrainReply)
 
 
 def test_a_message_with_any_byte_changed_is_refused():
@@ -36,7 +35,7 @@ def test_a_message_with_any_byte_changed_is_refused():
     for index in range(len(raw)):
         bad = raw[:index] + bytes([raw[index] ^ 255]) + raw[index + 1 :]
         with pytest.raises(MalformedMessage):
-            decode_reply(bad)
+            decode_message(bad, TrainReply)
 
 
 @pytest.mark.parametrize(
@@ -46,4 +45,4 @@ def test_a_header_of_another_form_is_refused(header):
     from pliant.storage import checkpoint
 
     with pytest.raises(MalformedMessage):
-        decode_reply(checkpoint.to_bytes({}, header))
+        decode_message(checkpoint.to_bytes({}, header), TrainReply)

@@ -1,4 +1,4 @@
-"""The messages between server and device, and their encoding.
+"""The messages between server and device, and the encoding of all messages.
 
 A message is a header of plain data and named tensors, encoded like a checkpoint: safetensors with
 a SHA-256, and no code. Times are durations, because the clocks of two machines differ.
@@ -9,11 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
-from torch import Tensor
 
 from pliant.deploy.settings import Pace
 from pliant.deploy.step_times import CurvePoints
-from pliant.params import Params, flatten, group_subtrees
+from pliant.params import Params, flatten
 from pliant.storage import checkpoint
 
 DELTA, EXTRA, PARAMS = "change", "extra", "params"
@@ -53,34 +52,22 @@ class TrainReply(Struct, frozen=True):
 
 
 class MalformedMessage(ValueError):
-    """Bytes that are not a valid message."""
+    """Bytes that are not a valid message; says what was expected instead."""
 
 
-def encode_message(
-    header: TrainRequest | TrainReply, tensors: Mapping[str, Mapping[str, Tensor]] | None = None
-) -> bytes:
-    """Encode a message; its tensors come in named groups."""
+def encode_message(header: Struct, tensors: Mapping[str, Any] | None = None) -> bytes:
+    """Encode a message; its tensors may come in named groups."""
     return checkpoint.to_bytes(flatten(tensors or {}), msgspec.to_builtins(header))
 
 
-def decode_request(raw: bytes) -> tuple[TrainRequest, dict[str, Params]]:
-    flat, header = _decode_message(raw)
-    return msgspec.convert(header, TrainRequest), group_subtrees(flat)
-
-
-def decode_reply(raw: bytes) -> tuple[TrainReply, dict[str, Params]]:
-    """Decode a device's reply, or raise `MalformedMessage` with one line."""
-    flat, header = _decode_message(raw)
+def decode_message(raw: bytes, header_type: Any) -> tuple[Any, Params]:
+    """Return a message's header and tensors, or raise `MalformedMessage` with one line."""
     try:
-        return msgspec.convert(header, TrainReply), group_subtrees(flat)
-    except msgspec.ValidationError as error:
-        raise MalformedMessage(f"a valid header: {error}") from None
-
-
-def _decode_message(raw: bytes) -> tuple[Params, Any]:
-    try:
-        return checkpoint.from_bytes(raw, "body")
+        tensors, header = checkpoint.from_bytes(raw, "body")
+        return msgspec.convert(header, header_type), tensors
     except checkpoint.CorruptCheckpoint as error:
         raise MalformedMessage(f"an intact message: {error}") from None
-    except Exception as error:  # the server must survive anything that a device sends
+    except msgspec.ValidationError as error:
+        raise MalformedMessage(f"a valid header: {error}") from None
+    except Exception as error:  # nothing that the other side sends may stop this one
         raise MalformedMessage(f"a readable message, got {type(error).__name__}") from None

@@ -15,7 +15,7 @@ from pliant.deploy.device import agent as agent_module
 from pliant.deploy.device.agent import DeviceAgent, localise_config
 from pliant.deploy.device.host import DeviceSetup, HostStatus, Limits
 from pliant.deploy.device.worker import run_worker
-from pliant.deploy.messages import TrainRequest, decode_reply, encode_message
+from pliant.deploy.messages import TrainReply, TrainRequest, decode_message, encode_message
 from pliant.deploy.server.rounds import DeviceTransport, make_run
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.step_times import StepTimeCurve
@@ -68,10 +68,10 @@ def test_a_server_that_chooses_rows_respects_the_owner_s_limits(share, clock, tm
     limits = Limits(cpu_share=share)
     device = DeviceAgent(0, tmp_path, limits, clock=clock, sleep=clock.sleep)
     hello = device.handle_request(encode_message(TrainRequest("hello", encode(experiment), 0)))
-    assert decode_reply(hello)[0].curve[-1][1] == pytest.approx(1.0 / share)
+    assert decode_message(hello, TrainReply)[0].curve[-1][1] == pytest.approx(1.0 / share)
     request = make_request(experiment, hello)
     assert (request.row == 4) == (share == 1.0)  # the full network only with enough time
-    reply = decode_reply(device.handle_request(request.raw))[0]
+    reply = decode_message(device.handle_request(request.raw), TrainReply)[0]
     assert reply.kind == "update"
     assert reply.seconds <= 6.0
 
@@ -84,7 +84,7 @@ def test_time_in_the_queue_counts(clock, tmp_path):
     replies = {}
     for queued in (0.0, 4.0):
         device = DeviceAgent(0, tmp_path / str(queued), Limits(), clock=clock)
-        replies[queued] = decode_reply(device.handle_request(request.raw, queued))[0]
+        replies[queued] = decode_message(device.handle_request(request.raw, queued), TrainReply)[0]
         assert replies[queued].seconds <= 6.0
     assert replies[4.0].macs < replies[0.0].macs
 
@@ -139,7 +139,7 @@ def test_a_device_needs_no_recording_that_only_the_server_has(tmp_path):
     config = encode(experiment)
     config = config | {"fleet": msgspec.to_builtins(config["fleet"]) | RECORDED}
     reply = device.handle_request(encode_message(TrainRequest("hello", config, 0)))
-    assert decode_reply(reply)[0].kind == "hello"
+    assert decode_message(reply, TrainReply)[0].kind == "hello"
 
 
 def test_a_device_runs_files_from_its_owner_s_folder_only(tmp_path):

@@ -13,22 +13,19 @@ from pliant.deploy.grpc.channel import (
     MAX_PENDING_REQUESTS,
     MAX_UNEXPECTED_REPLIES,
     DeviceChannel,
-    UnexpectedReplies,
 )
 from pliant.deploy.grpc.device import SplitDevice
 from pliant.deploy.grpc.frames import (
-    DEVICE_DECODER,
-    SERVER_DECODER,
-    MalformedFrame,
+    DeviceHeader,
     Ready,
+    ServerHeader,
     SplitReply,
     SplitRequest,
     SplitRunConfig,
     bytes_to_tensor,
-    decode_frame,
-    encode_frame,
     tensor_to_bytes,
 )
+from pliant.deploy.messages import MalformedMessage, decode_message, encode_message
 from pliant.split.client import BatchRequest
 from pliant.split.payload import Message
 
@@ -91,14 +88,14 @@ class Connection:
             )
             self.down += [frame] if frame else []
         if "a" in steps and self.down:
-            header, tensors = decode_frame(self.down.pop(0), SERVER_DECODER)
+            header, tensors = decode_message(self.down.pop(0), ServerHeader)
             if isinstance(header, SplitRunConfig):
                 self.up += self.device.configure(header)
             else:
                 frame = self.device.handle_request(header, tensors)
                 self.up += [frame] if frame else []
         if "u" in steps and self.up:
-            header, tensors = decode_frame(self.up.pop(0), DEVICE_DECODER)
+            header, tensors = decode_message(self.up.pop(0), DeviceHeader)
             if isinstance(header, Ready):
                 self.channel.mark_ready(self.stream_id, header.epoch, header.done_up_to)
             else:
@@ -163,7 +160,7 @@ def test_pending_requests_are_limited_and_a_silent_device_leaves(tmp_path):
     assert channel.send_request("forget") is None  # no reply came: the device has left
     assert not channel.is_in_round
     frame, announced_epoch = channel.get_next_frame(stream_id, announced_epoch, {}, timeout=0.0)
-    assert decode_frame(frame, SERVER_DECODER)[0].epoch == announced_epoch == channel.epoch != epoch
+    assert decode_message(frame, ServerHeader)[0].epoch == announced_epoch == channel.epoch != epoch
     channel.receive_reply(stream_id, SplitReply(1, 1), {})  # of the old epoch
     channel.mark_ready(stream_id, epoch, 3)
     assert not channel.join_round()
@@ -192,20 +189,20 @@ def test_a_flood_of_replies_is_cut_off(tmp_path):
     connection.drain()
     for _ in range(MAX_UNEXPECTED_REPLIES):
         connection.channel.receive_reply(connection.stream_id, SplitReply(1, 1), {})
-    with pytest.raises(UnexpectedReplies):
+    with pytest.raises(MalformedMessage, match="replies to requests"):
         connection.channel.receive_reply(connection.stream_id, SplitReply(999, 999), {})
 
 
 def test_a_device_refuses_a_gap(tmp_path):
     connection = Connection(tmp_path)
     connection.drain()
-    with pytest.raises(MalformedFrame, match="expected request 2, got 4"):
+    with pytest.raises(MalformedMessage, match="request 2, got 4"):
         connection.device.handle_request(SplitRequest(4, "forget"), {})
 
 
 def test_a_truncated_frame_is_refused():
-    frame = encode_frame(SplitReply(3, 2, 0.5, (1,)), {"body": torch.ones(2)})
-    header = encode_frame(SplitReply(3, 2, 0.5, (1,)))  # a valid frame without tensors
+    frame = encode_message(SplitReply(3, 2, 0.5, (1,)), {"body": torch.ones(2)})
+    header = encode_message(SplitReply(3, 2, 0.5, (1,)))  # a valid frame without tensors
     for size in set(range(len(frame))) - {len(header)}:
-        with pytest.raises(MalformedFrame):
-            decode_frame(frame[:size], DEVICE_DECODER)
+        with pytest.raises(MalformedMessage):
+            decode_message(frame[:size], DeviceHeader)

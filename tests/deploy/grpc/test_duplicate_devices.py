@@ -21,14 +21,8 @@ from tests.waiting import LIMIT, wait_until
 from pliant.deploy.grpc import client, server
 from pliant.deploy.grpc.channel import DeviceChannel
 from pliant.deploy.grpc.device import SplitDevice
-from pliant.deploy.grpc.frames import (
-    SERVER_DECODER,
-    Hello,
-    Proof,
-    SplitRunConfig,
-    decode_frame,
-    encode_frame,
-)
+from pliant.deploy.grpc.frames import Hello, Proof, ServerHeader, SplitRunConfig
+from pliant.deploy.messages import decode_message, encode_message
 from pliant.engine.ledger import TaskRecord
 from pliant.engine.run_store import read_records
 
@@ -137,10 +131,10 @@ def test_a_stream_whose_peer_is_gone_keeps_no_device_out(tmp_path, monkeypatch):
     try:
         with grpc.insecure_channel(f"127.0.0.1:{proxy.port}") as channel:
             call = channel.stream_stream("/pliant.Split/Work")(iter(outgoing.get, None))
-            outgoing.put(encode_frame(Hello(0, "before the power loss")))
+            outgoing.put(encode_message(Hello(0, "before the power loss")))
             next(call)
-            outgoing.put(encode_frame(Proof(b"")))
-            assert isinstance(decode_frame(next(call), SERVER_DECODER)[0], SplitRunConfig)
+            outgoing.put(encode_message(Proof(b"")))
+            assert isinstance(decode_message(next(call), ServerHeader)[0], SplitRunConfig)
             proxy.is_broken.set()
             devices = make_devices([0], tmp_path)
             with connect_devices(devices, server_run.grpc_server.port, tmp_path):
@@ -173,11 +167,11 @@ def test_a_taken_number_is_free_for_the_same_process_at_once(process, tmp_path):
     outgoing = queue.Queue()
     with grpc.insecure_channel(f"127.0.0.1:{server_run.grpc_server.port}") as channel:
         call = channel.stream_stream("/pliant.Split/Work")(iter(outgoing.get, None))
-        outgoing.put(encode_frame(Hello(0, process)))
+        outgoing.put(encode_message(Hello(0, process)))
         next(call)
-        outgoing.put(encode_frame(Proof(b"")))
+        outgoing.put(encode_message(Proof(b"")))
         if process == "original":
-            assert isinstance(decode_frame(next(call), SERVER_DECODER)[0], SplitRunConfig)
+            assert isinstance(decode_message(next(call), ServerHeader)[0], SplitRunConfig)
         else:
             with pytest.raises(grpc.RpcError) as refusal:
                 next(call)

@@ -17,7 +17,8 @@ from tests.waiting import LIMIT
 
 from pliant.deploy.grpc import server
 from pliant.deploy.grpc.client import GrpcClient
-from pliant.deploy.grpc.frames import Hello, Proof, SplitReply, encode_frame
+from pliant.deploy.grpc.frames import Hello, Proof, SplitReply
+from pliant.deploy.messages import encode_message
 from pliant.deploy.security.certificates import make_device_key, make_keys
 
 
@@ -80,14 +81,14 @@ def test_the_run_continues_whatever_a_stranger_sends(tmp_path):
         target=lambda: records.extend(server_run.run_rounds(tmp_path / "run"))
     )
     thread.start()
-    handshake = [encode_frame(Hello(0)), encode_frame(Proof(b""))]
+    handshake = [encode_message(Hello(0)), encode_message(Proof(b""))]
     attempts = [
         ([b""], "INVALID_ARGUMENT"),
         ([b"\xff" * 50], "INVALID_ARGUMENT"),
-        ([encode_frame(SplitReply(1, 0))], "INVALID_ARGUMENT"),
-        ([encode_frame(Hello(0, version=9))], "FAILED_PRECONDITION"),
+        ([encode_message(SplitReply(1, 0))], "INVALID_ARGUMENT"),
+        ([encode_message(Hello(0, version=9))], "FAILED_PRECONDITION"),
         ([*handshake, b"\x00\x00\x00\x00junk"], "INVALID_ARGUMENT"),
-        ([*handshake, encode_frame(Hello(0))], "INVALID_ARGUMENT"),
+        ([*handshake, encode_message(Hello(0))], "INVALID_ARGUMENT"),
         ([*handshake, bytes(40_000_000)], "RESOURCE_EXHAUSTED"),
     ]
     with grpc.insecure_channel(f"127.0.0.1:{server_run.grpc_server.port}") as channel:

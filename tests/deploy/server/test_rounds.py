@@ -9,7 +9,7 @@ from tests.deploy.in_process import (
 )
 
 from pliant.deploy.device.calibration import StoredCurve
-from pliant.deploy.messages import TrainReply, TrainRequest, decode_reply, encode_message
+from pliant.deploy.messages import TrainReply, TrainRequest, decode_message, encode_message
 from pliant.deploy.server.rounds import NotEnoughDevices
 from pliant.deploy.server.transport import RawReply
 from pliant.engine.ledger import TaskRecord, verify_records
@@ -79,7 +79,9 @@ def test_a_device_saves_its_refined_step_times(tmp_path):
     hello = encode_message(TrainRequest("hello", encode(experiment), -1))
 
     def say_hello():
-        return decode_reply(make_devices(experiment, tmp_path)[0].handle_request(hello))[0].curve
+        return decode_message(
+            make_devices(experiment, tmp_path)[0].handle_request(hello), TrainReply
+        )[0].curve
 
     say_hello()
     [path] = (tmp_path / "device0").glob("curve-*.json")
@@ -251,7 +253,7 @@ def test_an_unfinished_update_does_not_close_a_round_early(tmp_path):
     experiment = make_experiment(rounds=1, per_round=2, rules=rules)
 
     def shorten(device, round, raw):
-        reply, tensors = decode_reply(raw)
+        reply, tensors = decode_message(raw, TrainReply)
         rows = reply.rows[:-1] if device == 0 else reply.rows
         times, samples = (0.0,) * (len(rows) + 1), 16 * len(rows) if device == 0 else reply.samples
         fields = {"rows": rows, "times": times, "seconds": 0.0, "samples": samples}

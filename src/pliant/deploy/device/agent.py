@@ -20,7 +20,7 @@ from pliant.deploy.messages import (
     PARAMS,
     TrainReply,
     TrainRequest,
-    decode_request,
+    decode_message,
     encode_message,
 )
 from pliant.deploy.settings import Pace
@@ -32,6 +32,7 @@ from pliant.experiment.user_code import is_user_function
 from pliant.methods.base import Task, TaskKey, Update
 from pliant.methods.error_feedback import compress_update
 from pliant.methods.state import init_device_state
+from pliant.params import Params, select_subtree
 from pliant.value import decode
 
 ENCODE_SECONDS = 0.1  # assumed time to encode a reply, until it has been measured
@@ -67,8 +68,8 @@ class DeviceAgent:
         The time limit starts once everything is loaded, minus the `queued` seconds that the
         request has waited for an earlier one.
         """
-        request, tensors = decode_request(raw)
-        request = msgspec.structs.replace(request, device=self.number)
+        header, tensors = decode_message(raw, TrainRequest)
+        request: TrainRequest = msgspec.structs.replace(header, device=self.number)
         try:
             host = read_host()
             reason = self.limits.find_refusal(host)
@@ -97,13 +98,13 @@ class DeviceAgent:
         self,
         loaded: LoadedExperiment,
         request: TrainRequest,
-        tensors: dict[str, Any],
+        tensors: Params,
         arrived_at: float,
     ) -> bytes:
         context, experiment = loaded.context, loaded.experiment
         key = TaskKey(experiment.seed, request.round, request.device)
         work, folder = context.plan_work(request.device), self.folder / loaded.digest
-        params = tensors.get(PARAMS, {})
+        params = select_subtree(tensors, PARAMS)
         initial = init_device_state(context.method, params)
         device_state, residual = load_device_state(folder, request.merged_round, initial)
         task = Task(
@@ -111,7 +112,7 @@ class DeviceAgent:
             params,
             request.lr,
             context.subnet_to_send(request.row or 0, key),
-            tensors.get(EXTRA, {}),
+            select_subtree(tensors, EXTRA),
             device_state,
             *context.summarise_data(request.device),
         )

@@ -15,16 +15,13 @@ import msgspec
 from torch import Tensor
 
 from pliant.deploy.grpc import frames
+from pliant.deploy.messages import MalformedMessage, encode_message
 from pliant.params import Params
 from pliant.split.client import BatchRequest
 
 MAX_PENDING_REQUESTS = 8
 MIN_BATCH_SECONDS, MAX_BATCH_SECONDS = 1e-6, 1e6  # plausible times of a mini-batch
 MAX_UNEXPECTED_REPLIES = 64  # the stream is closed after this many
-
-
-class UnexpectedReplies(ValueError):
-    """A device sends replies that nobody requested."""
 
 
 class DeviceChannel:
@@ -183,14 +180,14 @@ class DeviceChannel:
             if announced_epoch != self.epoch:
                 self.is_ready = False
                 config = frames.SplitRunConfig(self.epoch, experiment)
-                return frames.encode_frame(config), self.epoch
+                return encode_message(config), self.epoch
             if not self.is_ready or self._next_number not in self._pending_requests:
                 return None, announced_epoch
             request, tensors = self._pending_requests[self._next_number]
             self._next_number += 1
             received_up_to = self._received_up_to
         header = msgspec.structs.replace(request, received_up_to=received_up_to)
-        return frames.encode_frame(header, tensors), announced_epoch
+        return encode_message(header, tensors), announced_epoch
 
     def _has_frame(self, stream_id: int, announced_epoch: str | None) -> bool:
         is_over = stream_id != self._stream_id or self.is_run_over
@@ -211,7 +208,7 @@ class DeviceChannel:
                 self._unexpected_replies += 1
                 if self._unexpected_replies > MAX_UNEXPECTED_REPLIES:
                     count = self._unexpected_replies
-                    raise UnexpectedReplies(f"expected replies to requests, got {count} others")
+                    raise MalformedMessage(f"replies to requests, got {count} others")
                 self._discard_saved(reply.saved_up_to)
                 return
             self._last_reply_time = self._clock()  # reconnecting does not count as a sign of life

@@ -11,6 +11,7 @@ from pliant.deploy.grpc import frames
 from pliant.deploy.grpc.channel import MAX_PENDING_REQUESTS
 from pliant.deploy.grpc.device import SplitDevice, TrainingDeclined
 from pliant.deploy.grpc.server import GRPC_METHOD, GRPC_SERVICE, KEEPALIVE_MS, PING_TIMEOUT_MS
+from pliant.deploy.messages import MalformedMessage, decode_message, encode_message
 from pliant.deploy.security import challenge
 from pliant.deploy.security.probe import detect_protocol, parse_server_address
 from pliant.extras import require
@@ -55,8 +56,8 @@ class GrpcClient:
             except TrainingDeclined as reason:
                 log.warning("device %s does not train: %s", self.device.number, reason)
                 self._stop.wait(DECLINED_RETRY_SECONDS)
-            except frames.MalformedFrame as error:
-                log.warning("device %s: %s; reconnecting", self.device.number, error)
+            except MalformedMessage as error:
+                log.warning("device %s: expected %s; reconnecting", self.device.number, error)
             except self._grpc.RpcError as error:
                 self._handle_rpc_error(error)
             self._stop.wait(self._compute_retry_delay())
@@ -111,7 +112,7 @@ class GrpcClient:
                 iter(outgoing.get, None)
             )
             try:
-                outgoing.put(frames.encode_frame(frames.Hello(self.device.number, self.process)))
+                outgoing.put(encode_message(frames.Hello(self.device.number, self.process)))
                 for raw in self._call:
                     if self._stop.is_set() or not self._handle_frame(raw, outgoing):
                         return
@@ -121,7 +122,7 @@ class GrpcClient:
 
     def _handle_frame(self, raw: bytes, outgoing: "queue.Queue[bytes | None]") -> bool:
         """Handle a frame; return whether the run continues."""
-        header, tensors = frames.decode_frame(raw, frames.SERVER_DECODER)
+        header, tensors = decode_message(raw, frames.ServerHeader)
         if isinstance(header, frames.SplitRequest):
             frame = self.device.handle_request(header, tensors)
             if frame is not None:
@@ -131,7 +132,7 @@ class GrpcClient:
                 outgoing.put(frame)
             self._attempts = 0
         elif isinstance(header, frames.Challenge):
-            outgoing.put(frames.encode_frame(frames.Proof(self._sign(header))))
+            outgoing.put(encode_message(frames.Proof(self._sign(header))))
         return not isinstance(header, frames.RunFinished)
 
     def _sign(self, request: frames.Challenge) -> bytes:

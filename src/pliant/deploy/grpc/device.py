@@ -18,6 +18,7 @@ import msgspec
 from pliant.deploy.device.agent import localise_config
 from pliant.deploy.device.host import Limits, read_host
 from pliant.deploy.grpc import frames
+from pliant.deploy.messages import MalformedMessage, encode_message
 from pliant.experiment.build import build_experiment
 from pliant.experiment.config import Experiment
 from pliant.params import Params, flatten, select_subtree
@@ -65,7 +66,7 @@ class SplitDevice:
         if config.epoch != self._channel_epoch:
             self._load(config.epoch)
         return [
-            frames.encode_frame(frames.Ready(self._channel_epoch, self._done_up_to)),
+            encode_message(frames.Ready(self._channel_epoch, self._done_up_to)),
             *self._pending_replies.values(),
         ]
 
@@ -79,8 +80,7 @@ class SplitDevice:
         if request.number <= self._done_up_to:
             return self._pending_replies.get(request.number)
         if request.number != self._done_up_to + 1:
-            expected = self._done_up_to + 1
-            raise frames.MalformedFrame(f"expected request {expected}, got {request.number}")
+            raise MalformedMessage(f"request {self._done_up_to + 1}, got {request.number}")
         start = self.clock()
         result = self._execute(request, tensors)
         elapsed = self.clock() - start
@@ -102,19 +102,19 @@ class SplitDevice:
         done = self._done_up_to
         saved = self._saved_up_to if self._is_batch_open else done
         if not isinstance(result, Message):
-            return frames.encode_frame(frames.SplitReply(done, saved, seconds), result)
+            return encode_message(frames.SplitReply(done, saved, seconds), result)
         tensors = {
             frames.ACTIVATIONS: frames.bytes_to_tensor(result.body),
             frames.LABELS: frames.bytes_to_tensor(result.labels),
         }
-        return frames.encode_frame(frames.SplitReply(done, saved, seconds, result.shape), tensors)
+        return encode_message(frames.SplitReply(done, saved, seconds, result.shape), tensors)
 
     def _execute(self, request: frames.SplitRequest, tensors: Params) -> Message | Params | None:
         client, kind = self._client, request.kind
         if kind == "ask":
             batch = request.batch
             if batch is None:
-                raise frames.MalformedFrame("expected a request with a mini-batch, got none")
+                raise MalformedMessage("a request with a mini-batch, got none")
             if batch.step == 0:
                 self.check_limits()
                 self._cpu_share = self.limits.compute_cpu_share(read_host())

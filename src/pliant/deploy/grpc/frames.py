@@ -1,30 +1,21 @@
-"""Frames of split learning on a gRPC stream: a small header and tensors in safetensors, no code.
+"""The messages of split learning on a gRPC stream.
 
 The server numbers its requests, and every request gets exactly one reply. Numbers start at 1 in
 each *epoch*, which lasts from one restore of a device's part by the server to the next.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import msgspec
-import safetensors.torch
+import numpy as np
 import torch
 from msgspec import Struct
 from torch import Tensor
 
-from pliant.params import Params
 from pliant.split.client import BatchRequest
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 RequestKind = Literal["restore", "ask", "learn", "drop", "take", "forget", "params", "state"]
 ACTIVATIONS, LABELS, GRADIENT = "body", "labels", "slope"
-
-H = TypeVar("H")
-
-
-class MalformedFrame(ValueError):
-    """Bytes that are not a valid frame."""
 
 
 class FrameHeader(Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"):
@@ -92,41 +83,9 @@ ServerHeader = Challenge | SplitRunConfig | SplitRequest | RunFinished
 DeviceHeader = Hello | Proof | Ready | SplitReply
 
 
-def encode_frame(
-    header: ServerHeader | DeviceHeader, tensors: Mapping[str, Tensor] | None = None
-) -> bytes:
-    """Encode a frame: the header's length, the header, the tensors."""
-    body = b""
-    if tensors:
-        # copies, because safetensors refuses tensors that share memory
-        copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-        body = safetensors.torch.save(copies)
-    encoded_header = msgspec.msgpack.encode(header)
-    return len(encoded_header).to_bytes(4, "little") + encoded_header + body
-
-
-DEVICE_DECODER: "msgspec.msgpack.Decoder[DeviceHeader]" = msgspec.msgpack.Decoder(DeviceHeader)
-SERVER_DECODER: "msgspec.msgpack.Decoder[ServerHeader]" = msgspec.msgpack.Decoder(ServerHeader)
-
-
-def decode_frame(raw: bytes, decoder: "msgspec.msgpack.Decoder[H]") -> tuple[H, Params]:
-    """Decode a frame by the decoder of its sender, or raise `MalformedFrame`."""
-    size = int.from_bytes(raw[:4], "little")
-    if len(raw) < 4 + size:
-        raise MalformedFrame(f"expected a frame of at least {4 + size} bytes, got {len(raw)}")
-    try:
-        header = decoder.decode(raw[4 : 4 + size])
-        body = raw[4 + size :]
-        return header, safetensors.torch.load(body) if body else {}
-    except Exception as error:  # no input from the other side may crash this one
-        raise MalformedFrame(f"expected a readable frame, got {type(error).__name__}") from None
-
-
 def bytes_to_tensor(raw: bytes) -> Tensor:
     """Wrap bytes in a tensor, which safetensors can carry."""
-    if not raw:
-        return torch.zeros(0, dtype=torch.uint8)
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+    return torch.from_numpy(np.frombuffer(raw, np.uint8).copy())
 
 
 def tensor_to_bytes(tensor: Tensor) -> bytes:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pliant.deploy.grpc import frames
-from pliant.deploy.grpc.channel import DeviceChannel, UnexpectedReplies
+from pliant.deploy.grpc.channel import DeviceChannel
+from pliant.deploy.messages import MalformedMessage, decode_message, encode_message
 from pliant.deploy.security import challenge
 from pliant.extras import require
 
@@ -115,7 +116,7 @@ class GrpcServer:
         if refusals:
             context.abort(getattr(self._grpc.StatusCode, refusals[0].code), refusals[0].reason)
         if channel.is_run_over:
-            yield frames.encode_frame(frames.RunFinished())
+            yield encode_message(frames.RunFinished())
 
     def _authenticate(
         self, requests: Iterator[bytes]
@@ -127,7 +128,7 @@ class GrpcServer:
             reason = f"{name}: expected protocol version {version}, got {hello.version}"
             raise StreamRefused("FAILED_PRECONDITION", reason)
         nonce = secrets.token_bytes(32)
-        yield frames.encode_frame(frames.Challenge(nonce, self._federation_name))
+        yield encode_message(frames.Challenge(nonce, self._federation_name))
         proof = _receive_header(requests, frames.Proof)
         if self._public_keys is not None and not challenge.is_signature_valid(
             self._public_keys, proof.signature, nonce, self._federation_name, hello.device
@@ -155,16 +156,17 @@ class GrpcServer:
         """Pass a device's frames to its channel until the stream ends."""
         try:
             for raw in requests:
-                header, tensors = frames.decode_frame(raw, frames.DEVICE_DECODER)
+                header, tensors = decode_message(raw, frames.DeviceHeader)
                 if isinstance(header, frames.Ready):
                     channel.mark_ready(stream_id, header.epoch, header.done_up_to)
                 elif isinstance(header, frames.SplitReply):
                     channel.receive_reply(stream_id, header, tensors)
                 else:
-                    raise frames.MalformedFrame(f"expected a reply, got {type(header).__name__}")
-        except (frames.MalformedFrame, UnexpectedReplies) as error:
-            log.warning("device %s: %s", channel.device, error)
-            refusals.append(StreamRefused("INVALID_ARGUMENT", f"device {channel.device}: {error}"))
+                    raise MalformedMessage(f"a reply, got {type(header).__name__}")
+        except MalformedMessage as error:
+            reason = f"device {channel.device}: expected {error}"
+            log.warning("%s", reason)
+            refusals.append(StreamRefused("INVALID_ARGUMENT", reason))
         except Exception:  # the stream broke; the device will reconnect
             log.debug("device %s: its stream broke", channel.device)
         channel.detach(stream_id)
@@ -172,9 +174,9 @@ class GrpcServer:
 
 def _receive_header(requests: Iterator[bytes], header_type: type[Any]) -> Any:
     try:
-        header, _ = frames.decode_frame(next(requests), frames.DEVICE_DECODER)
-    except frames.MalformedFrame as error:
-        raise StreamRefused("INVALID_ARGUMENT", str(error)) from None
+        header, _ = decode_message(next(requests), frames.DeviceHeader)
+    except MalformedMessage as error:
+        raise StreamRefused("INVALID_ARGUMENT", f"expected {error}") from None
     except Exception:  # gRPC raises a different class for each way of ending
         raise StreamRefused("CANCELLED", "the stream ended during the handshake") from None
     if not isinstance(header, header_type):

@@ -5,7 +5,7 @@ from itertools import pairwise
 from math import prod
 
 from pliant.compression import AnyCompression
-from pliant.deploy.messages import DELTA, EXTRA, MalformedMessage, TrainReply, decode_reply
+from pliant.deploy.messages import DELTA, EXTRA, MalformedMessage, TrainReply, decode_message
 from pliant.deploy.server.transport import RawReply
 from pliant.deploy.step_times import StepTimeCurve, parse_curve
 from pliant.devices import PerBatch
@@ -13,7 +13,7 @@ from pliant.engine.local_work import LocalWork, WorkerContext, redraw_subnets
 from pliant.methods.base import TaskKey, Update
 from pliant.methods.error_feedback import decompress_delta
 from pliant.methods.validation import UpdateManifest, ValidationPolicy, accept_valid
-from pliant.params import Params
+from pliant.params import Params, group_subtrees
 
 OVERHEAD_BYTES = 1_000_000  # of a reply, besides its tensors
 MAX_REASON_CHARS = 300
@@ -70,7 +70,7 @@ def check_reply(
     if len(message.raw) > max_bytes:
         return reject(f"no more than {max_bytes} bytes, got {len(message.raw)}")
     try:
-        reply, tensors = decode_reply(message.raw)
+        reply, tensors = decode_message(message.raw, TrainReply)
     except MalformedMessage as error:
         return reject(str(error))
     if reply.device != device or reply.round != request.key.round:
@@ -83,7 +83,7 @@ def check_reply(
     if reply.kind == "late":
         return replace(end(LATE), reply=reply, curve=parse_curve(reply.curve))
     try:
-        update = _build_update(context, request, reply, tensors)
+        update = _build_update(context, request, reply, group_subtrees(tensors))
     except (ValueError, LookupError, RuntimeError, TypeError) as error:
         return reject(f"tensors that match the request: {error}")
     manifest = replace(request.manifest, device_state=None)  # a device's state stays on the device

@@ -11,7 +11,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.deploy.messages import EXTRA, PARAMS, TrainRequest, decode_reply, encode_message
+from pliant.deploy.messages import (
+    EXTRA,
+    PARAMS,
+    TrainReply,
+    TrainRequest,
+    decode_message,
+    encode_message,
+)
 from pliant.deploy.server.reply_validation import (
     DROPPED,
     LATE,
@@ -283,7 +290,7 @@ class DeviceTransport:
     def _parse_hello_curve(self, device: int) -> StepTimeCurve | None:
         raw = self.messages.hello_replies.get(device)
         try:
-            return None if raw is None else parse_curve(decode_reply(raw)[0].curve)
+            return None if raw is None else parse_curve(decode_message(raw, TrainReply)[0].curve)
         except ValueError:
             return None
 
