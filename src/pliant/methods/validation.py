@@ -170,11 +170,11 @@ def _iter_problems(
         ("device_state", device_state, make_specs(flatten_state(manifest.device_state)), math.inf),
     )
     for group, params, specs, _ in groups:
-        yield from _check_tensors(group, params, specs)
+        yield from check_tensors(group, params, specs)
     tensors = [tensor for _, params, _, _ in groups for tensor in params.values()]
     yield from _check_size(tensors, policy.size_factor)
     for group, params, _, largest in groups:
-        yield from _check_values(group, params, largest)
+        yield from check_values(group, params, largest)
     for name, sent in manifest.variances.items():
         lowest = float((sent + update.delta[name]).min()) if sent.numel() else 0.0
         if lowest < -1e-6 * max(1.0, float(sent.abs().max())):  # allow for rounding
@@ -262,7 +262,8 @@ def _is_subnet_of(subnet: object, net: Elastic) -> bool:
     )
 
 
-def _check_tensors(group: str, tensors: object, expected: TensorSpecs) -> Iterator[str]:
+def check_tensors(group: str, tensors: object, expected: TensorSpecs) -> Iterator[str]:
+    """Find tensors that are missing, unknown, or of another kind than expected."""
     if type(tensors) is not dict:
         yield f"{group} as a dict of tensors, got {_describe_type(tensors)}"
         return
@@ -318,7 +319,8 @@ def _check_size(tensors: list[Tensor], size_factor: float) -> Iterator[str]:
         yield f"no more than {size_factor * expected:.0f} bytes, got {size}"
 
 
-def _check_values(group: str, params: Params, largest: float) -> Iterator[str]:
+def check_values(group: str, params: Params, largest: float) -> Iterator[str]:
+    """Find numbers that are not finite, or beyond the largest."""
     norm = _compute_norm(params)
     if math.isfinite(norm) and norm <= largest:  # the norm bounds every number
         return

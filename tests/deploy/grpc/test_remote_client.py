@@ -5,25 +5,42 @@ import torch
 from tests.deploy.grpc_in_process import make_devices, make_experiment, run_with_devices
 
 from pliant.deploy.grpc.device import SplitDevice
-from pliant.deploy.grpc.remote_client import find_implausible_value
+from pliant.deploy.grpc.remote_client import iter_part_problems
 from pliant.engine.ledger import TaskRecord
+
+
+def find_problems(part, max_abs, expected=None):
+    return list(iter_part_problems(part, part if expected is None else expected, part, max_abs))
 
 
 def test_numbers_beyond_the_limit_are_named():
     part = {"bias": torch.tensor([0.5, -3.0]), "none": torch.zeros(0)}
-    assert find_implausible_value(part, 3.0) is None
-    assert find_implausible_value(part, 2.5) == "numbers up to 2.5 at 'bias', got 3"
+    assert find_problems(part, 3.0) == []
+    assert find_problems(part, 2.5) == ["part 'bias' of numbers up to 2.5, got 3"]
     counter = {"count": torch.tensor([-(2**63)])}  # its absolute value does not fit into int64
-    assert find_implausible_value(counter, 1e6) == "numbers up to 1e+06 at 'count', got 9.22337e+18"
+    assert find_problems(counter, 1e6) == ["part 'count' of numbers up to 1e+06, got 9.22337e+18"]
+
+
+def test_a_part_of_another_network_is_named():
+    part, other = {"bias": torch.zeros(2)}, {"bias": torch.zeros(3)}
+    assert find_problems(part, 1.0, other) == ["part 'bias' of shape (3,), got (2,)"]
+    assert find_problems(part, 1.0, {}) == ["no other part tensors, got 'bias'"]
+    assert find_problems({}, 1.0, other) == ["part 'bias', got none"]
+
+
+def test_state_beside_the_parameters_must_only_be_finite():
+    momentum = {"momentum": torch.tensor([9.0])}
+    assert list(iter_part_problems(momentum, momentum, {}, 1.0)) == []
+    momentum["momentum"] /= 0
+    [problem] = iter_part_problems(momentum, momentum, {}, 1.0)
+    assert problem == "part 'momentum' of finite numbers, got 1 that are not"
 
 
 def test_a_variance_below_zero_is_named():
     part = {"norm.running_mean": torch.tensor([-1.0]), "norm.running_var": torch.tensor([0.0])}
-    assert find_implausible_value(part, 1e6) is None
+    assert find_problems(part, 1e6) == []
     part["norm.running_var"] -= 0.25
-    assert (
-        find_implausible_value(part, 1e6) == "no variance below 0 at 'norm.running_var', got -0.25"
-    )
+    assert find_problems(part, 1e6) == ["no variance below 0 at 'norm.running_var', got -0.25"]
 
 
 class InflatingDevice(SplitDevice):
@@ -55,7 +72,7 @@ def test_a_device_with_a_senseless_part_is_named_and_left_out(kind, rounds, tmp_
     reasons = [reason for task in tasks if task.device == 2 for reason in task.exchange.refused]
     assert reasons
     for reason in reasons:
-        assert reason.startswith("client 2: expected numbers up to 1e+06 at '")
-        assert reason.endswith("got 3e+37")
+        assert reason.startswith("client 2: expected part '")
+        assert reason.endswith("of numbers up to 1e+06, got 3e+37")
     outcomes = [task.outcome for task in tasks if task.device < 2]
     assert outcomes == ["finished"] * 2 * rounds

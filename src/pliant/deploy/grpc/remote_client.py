@@ -4,15 +4,15 @@ The server keeps a copy of the part as it last saw it. A device receives this co
 rejoins, and training continues from it if the device never returns.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 
-import torch
 from torch import Tensor
 
 from pliant.deploy.grpc import frames
 from pliant.deploy.grpc.channel import DeviceChannel
-from pliant.methods.validation import select_variances
-from pliant.params import Params, clone, is_finite, select_subtree
+from pliant.methods.validation import check_tensors, check_values, make_specs, select_variances
+from pliant.params import Params, clone, select_subtree
 from pliant.split.client import BatchRequest, LocalClient
 from pliant.split.payload import Message
 
@@ -122,14 +122,11 @@ class RemoteClient:
         received = self.channel.wait_for_reply(self._send_request(kind, needs_reply=True))
         if received is None:
             return
-        tensors = received[1]
-        expected = self.server_copy.state_dict()
+        tensors, expected = received[1], self.server_copy.state_dict()
+        params = tensors if kind == "params" else select_subtree(tensors, "params")
         if kind == "params":
             expected = select_subtree(expected, "params")
-        problem = find_mismatch(tensors, expected)
-        if problem is None:
-            params = tensors if kind == "params" else select_subtree(tensors, "params")
-            problem = find_implausible_value(params, self._max_abs)
+        problem = next(iter_part_problems(tensors, expected, params, self._max_abs), None)
         if problem is not None:
             self.problems.append(f"client {self.channel.device}: expected {problem}")
             self.channel.exclude_device()
@@ -139,27 +136,13 @@ class RemoteClient:
             self.server_copy.load_state_dict(tensors)
 
 
-def find_mismatch(received: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
-    """Return how a device's tensors differ in names, shapes or types; None if they match."""
-    if received.keys() != expected.keys():
-        name = sorted(received.keys() ^ expected.keys())[0]
-        return f"the tensors of its part, got a difference at {name[:60]!r}"
-    for name, tensor in expected.items():
-        other = received[name]
-        if other.shape != tensor.shape or other.dtype != tensor.dtype:
-            shape, other_shape = tuple(tensor.shape), tuple(other.shape)
-            return f"{shape} of {tensor.dtype} at {name!r}, got {other_shape} of {other.dtype}"
-    return None if is_finite(received) else "a part of finite numbers"
-
-
-def find_implausible_value(params: Mapping[str, Tensor], max_abs: float) -> str | None:
-    """Return which parameter has a value that no honest device sends; None if all are plausible."""
-    for name, tensor in sorted(params.items()):
-        largest = float(tensor.to(torch.float64).abs().max()) if tensor.numel() else 0.0
-        if largest > max_abs:
-            return f"numbers up to {max_abs:g} at {name!r}, got {largest:.6g}"
+def iter_part_problems(
+    tensors: Params, expected: Params, params: Params, max_abs: float
+) -> Iterator[str]:
+    """Yield why no honest device sends these tensors, some of which are parameters."""
+    yield from check_tensors("part", tensors, make_specs(expected))
+    yield from check_values("part", tensors, math.inf)
+    yield from check_values("part", params, max_abs)
     for name, tensor in select_variances(params).items():
-        lowest = float(tensor.min()) if tensor.numel() else 0.0
-        if lowest < 0:
-            return f"no variance below 0 at {name!r}, got {lowest:.3g}"
-    return None
+        if tensor.numel() and tensor.min() < 0:
+            yield f"no variance below 0 at {name!r}, got {float(tensor.min()):.3g}"
