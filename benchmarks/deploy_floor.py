@@ -132,6 +132,7 @@ def main() -> None:
     """Run the federation and print the measurements."""
     from pliant.deploy.security.certificates import make_keys
     from pliant.deploy.supervise import server as server_module
+    from pliant.deploy.supervise.child_process import run_supervisor
     from pliant.deploy.supervise.federation import Federation
     from pliant.engine.ledger import TaskRecord
     from pliant.engine.run_store import read_records
@@ -159,7 +160,7 @@ def main() -> None:
     keys = options.out.parent / f"{options.out.name}-keys"
     make_keys(keys, devices=3)
     federation = Federation(decode(config, Experiment), options.out, port=options.port, keys=keys)
-    with federation:
+    with run_supervisor(federation):
         for record in federation.watch():
             sys.stderr.write(f"round {record.round}: {record.seconds:.1f} s\n")
             memory = measure_memory(federation.devices[0].pids)

@@ -29,6 +29,7 @@ from faults import Proxy, flood, kill_devices, kill_server, resume, suspend
 
 from pliant.deploy.security.certificates import make_keys
 from pliant.deploy.settings import ServerSettings
+from pliant.deploy.supervise.child_process import run_supervisor
 from pliant.deploy.supervise.federation import Federation
 from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.engine.ledger import RoundRecord, TaskRecord, verify_records
@@ -137,7 +138,7 @@ def main() -> int:
         )  # fmt: skip
     hits: list[Counter[str]] = []
     suspended: list[int] = []
-    with federation:
+    with run_supervisor(federation):
         for record in federation.watch():
             sys.stdout.write(f"round {record.round}: {record.seconds:.1f} s {record.outcomes}\n")
             sys.stdout.flush()

@@ -22,6 +22,7 @@ from pliant.deploy.device.host import Limits
 from pliant.deploy.grpc.server_main import SplitServerRun
 from pliant.deploy.security.certificates import make_keys
 from pliant.deploy.settings import ServerSettings
+from pliant.deploy.supervise.child_process import run_supervisor
 from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.engine.split_loop import simulate_split
 from pliant.experiment.build import build_experiment
@@ -79,7 +80,7 @@ def time_over_network(experiment: Experiment, folder: Path) -> tuple[Timings, st
         key=keys / "devices" / "0" / "key",
     )
     timings, cpu, wall = [], 0.0, 0.0
-    with device:
+    with run_supervisor(device):
         for record in server_run.run_rounds(folder / "run"):
             now = time.process_time() + read_cpu_seconds(device.pids["worker"])
             timings.append(((now - cpu) / record.steps, (record.seconds - wall) / record.steps))

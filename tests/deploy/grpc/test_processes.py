@@ -15,6 +15,7 @@ from pliant.deploy.device.host import Limits
 from pliant.deploy.security.certificates import make_device_key, make_keys
 from pliant.deploy.security.probe import detect_protocol
 from pliant.deploy.settings import ServerSettings
+from pliant.deploy.supervise.child_process import run_supervisor
 from pliant.deploy.supervise.federation import Federation
 from pliant.engine.ledger import RoundRecord, TaskRecord, verify_records
 from pliant.engine.run_store import read_records
@@ -81,7 +82,7 @@ def test_kill_9_of_devices_and_of_the_server_changes_no_bit(method, tmp_path):
     experiment = make_experiment(tmp_path, method, rounds=8)
     federation = make_federation(experiment, tmp_path, find_free_port())
     killed = 0
-    with federation:
+    with run_supervisor(federation):
         rounds = federation.watch()
         for device in (0, 2):  # each in the middle of a round, wherever it is
             while read_progress(tmp_path, device) < 12 + 12 * device:

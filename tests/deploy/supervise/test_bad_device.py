@@ -20,7 +20,7 @@ from tests.waiting import LIMIT, connect_unix
 from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device.host import DeviceSetup, Limits
 from pliant.deploy.security.certificates import make_keys
-from pliant.deploy.supervise.child_process import make_command
+from pliant.deploy.supervise.child_process import make_command, run_supervisor
 from pliant.deploy.supervise.federation import Federation
 from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.engine.ledger import RoundRecord, TaskRecord, verify_records
@@ -91,7 +91,7 @@ def test_a_bad_device_in_a_federation_with_tls_and_keys_changes_nothing(tmp_path
         key=keys / "devices" / "1" / "key",
         worker=PROGRAM,
     )
-    with federation:
+    with run_supervisor(federation):
         for _ in federation.watch():
             pass
     check_records(list(read_records(tmp_path / "run")), experiment)

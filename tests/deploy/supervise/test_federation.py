@@ -14,6 +14,7 @@ from tests.waiting import LIMIT, wait_until
 from pliant.deploy.device.host import Limits
 from pliant.deploy.security.certificates import make_device_key, make_keys
 from pliant.deploy.settings import ServerSettings
+from pliant.deploy.supervise.child_process import run_supervisor
 from pliant.deploy.supervise.federation import Federation, open_run
 from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.deploy.supervise.server import ServerSupervisor
@@ -57,7 +58,7 @@ def test_a_federation_whose_processes_are_killed_ends_with_the_simulated_weights
     federation = Federation(
         experiment, tmp_path / "run", settings=PATIENT, port=find_free_port(), keys=keys
     )
-    with federation:
+    with run_supervisor(federation):
         for record in federation.watch():
             if record.round == 0:
                 os.kill(federation.devices[1].pids["worker"], signal.SIGKILL)
@@ -86,8 +87,9 @@ def test_unknown_devices_are_refused(tmp_path):
         "other authority": (others / "ca.crt", keys / "devices" / "0" / "key"),
         "plain": (None, None),
     }
+    supervisor = ServerSupervisor("federated", tmp_path / "run", PATIENT, port=port, keys=keys)
     with (
-        ServerSupervisor("federated", tmp_path / "run", PATIENT, port=port, keys=keys) as server,
+        run_supervisor(supervisor) as server,
         ExitStack() as stack,
     ):
         for name, (ca, key) in reversed(credentials.items()):
@@ -95,7 +97,7 @@ def test_unknown_devices_are_refused(tmp_path):
             device = DeviceSupervisor(
                 "federated", 0, f"127.0.0.1:{port}", folder, Limits(), ca=ca, key=key
             )
-            stack.enter_context(device)
+            stack.enter_context(run_supervisor(device))
         assert [record.outcomes for record in server.watch()] == [{"finished": 1}]
         logs = {name: tmp_path / name / "logs" / "supernode.log" for name in credentials}
         for name, message in REFUSALS.items():  # each of them has tried
@@ -152,8 +154,9 @@ def test_a_second_server_on_the_same_run_is_refused_and_changes_nothing(tmp_path
 def test_a_run_that_gives_up_says_why(tmp_path):
     open_run(tmp_path / "run", make_experiment())
     impatient = ServerSettings(patience=1.0)
+    server = ServerSupervisor("federated", tmp_path / "run", impatient, port=find_free_port())
     with (
         pytest.raises(ChildProcessError, match="expected 1 or more devices online, got 0"),
-        ServerSupervisor("federated", tmp_path / "run", impatient, port=find_free_port()) as server,
+        run_supervisor(server),
     ):
         list(server.watch())

@@ -9,6 +9,7 @@ import pytest
 
 from pliant.deploy.device.host import Limits
 from pliant.deploy.supervise import node, supervisor
+from pliant.deploy.supervise.child_process import run_supervisor
 from pliant.deploy.supervise.node import DeviceSupervisor
 
 REASON = "127.0.0.1:9092 refuses: device 2: expected a registered key"
@@ -102,14 +103,14 @@ def split_device(tmp_path, monkeypatch):
 
 
 def test_watch_raises_the_refusal_without_logging_it(split_device, caplog):
-    with split_device, pytest.raises(PermissionError) as raised:
+    with run_supervisor(split_device), pytest.raises(PermissionError) as raised:
         split_device.watch()
     assert str(raised.value) == REASON
     assert caplog.messages == ["an earlier warning"]
 
 
 def test_restart_dead_logs_the_refusal_once(split_device, caplog):
-    with split_device:
+    with run_supervisor(split_device):
         for _ in range(3):
             split_device.restart_dead()
     assert caplog.messages == ["an earlier warning", f"device 2 ended: {REASON}"]

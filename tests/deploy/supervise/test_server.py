@@ -13,7 +13,7 @@ from tests.waiting import LIMIT
 
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise import server as server_module
-from pliant.deploy.supervise.child_process import LogForwarder
+from pliant.deploy.supervise.child_process import LogForwarder, run_supervisor
 from pliant.deploy.supervise.run_follower import RunFollower
 from pliant.deploy.supervise.server import ServerSupervisor
 from pliant.engine.ledger import RoundRecord
@@ -60,7 +60,7 @@ def test_a_second_server_is_refused_before_it_writes(tmp_path, ports):
     early = ServerSupervisor("split", run, ServerSettings(patience=7.0), port=ports[1])
     assert not run.exists()
     with (
-        ServerSupervisor("split", run, ServerSettings(), port=ports[0]),
+        run_supervisor(ServerSupervisor("split", run, ServerSettings(), port=ports[0])),
         socket.socket() as listening,
     ):
         listening.bind(("127.0.0.1", ports[0]))
@@ -70,11 +70,12 @@ def test_a_second_server_is_refused_before_it_writes(tmp_path, ports):
             with pytest.raises(BlockingIOError) as raised:
                 ServerSupervisor("split", run, ServerSettings(patience=7.0), port=port)
             assert str(raised.value) == format_refusal(run)
-        with pytest.raises(BlockingIOError) as raised, early:
+        with pytest.raises(BlockingIOError) as raised, run_supervisor(early):
             pass
         assert str(raised.value) == format_refusal(run)
         assert read_files(run) == before
-    with ServerSupervisor("split", run, ServerSettings(patience=7.0), port=ports[1]):
+    server = ServerSupervisor("split", run, ServerSettings(patience=7.0), port=ports[1])
+    with run_supervisor(server):
         assert read_files(run) != before
 
 
@@ -85,7 +86,7 @@ def test_a_killed_server_leaves_its_folder_unlocked(tmp_path, ports):
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=LIMIT)
     assert (tmp_path / "server.lock").read_text() != str(os.getpid())
-    with ServerSupervisor("split", tmp_path, ServerSettings(), port=ports[0]):
+    with run_supervisor(ServerSupervisor("split", tmp_path, ServerSettings(), port=ports[0])):
         assert (tmp_path / "server.lock").read_text() == str(os.getpid())
 
 
@@ -120,7 +121,8 @@ def test_the_log_of_the_server_process_is_forwarded_line_by_line(tmp_path, caplo
 
 
 def test_watching_a_server_forwards_its_log(tmp_path, ports, caplog):
-    with ServerSupervisor("split", tmp_path, ServerSettings(), port=ports[0]) as server:
+    server = ServerSupervisor("split", tmp_path, ServerSettings(), port=ports[0])
+    with run_supervisor(server):
         server._follower = SimpleNamespace(read_rounds=lambda: [1], is_done=lambda: False)
         (tmp_path / "logs" / "server.log").write_text("INFO pliant: device 0 joined\n")
         with caplog.at_level(logging.INFO, "pliant"):

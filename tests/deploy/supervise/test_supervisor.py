@@ -2,6 +2,7 @@
 
 import pytest
 
+from pliant.deploy.supervise.child_process import run_supervisor
 from pliant.deploy.supervise.supervisor import MAX_DEATHS, Reaction, Service, Supervisor
 
 
@@ -46,7 +47,7 @@ class Machine:
 
 def test_the_delay_doubles_and_starts_over_after_a_long_life(tmp_path, caplog):
     machine = Machine(tmp_path)
-    with machine.supervisor:
+    with run_supervisor(machine.supervisor):
         delays = []
         for life in (1, 1, 1, 31, 1):
             machine.run(life)
@@ -70,7 +71,7 @@ def test_ten_deaths_without_progress_are_the_end(tmp_path):
             machine.kill()
             machine.run(1)
 
-    with machine.supervisor:
+    with run_supervisor(machine.supervisor):
         die(MAX_DEATHS - 1)
         rounds[0] += 1
         die(MAX_DEATHS - 1)
@@ -80,7 +81,7 @@ def test_ten_deaths_without_progress_are_the_end(tmp_path):
 
 def test_nothing_is_restarted_before_what_it_depends_on(tmp_path):
     machine = Machine(tmp_path, "ab")
-    with machine.supervisor:
+    with run_supervisor(machine.supervisor):
         for _ in range(3):
             machine.kill("a")
             machine.run(2)
@@ -93,7 +94,7 @@ def test_nothing_is_restarted_before_what_it_depends_on(tmp_path):
 def test_a_process_that_is_not_needed_waits_and_a_refused_one_is_retried_silently(tmp_path, caplog):
     reactions = [Reaction.WAIT] * 20 + [Reaction.RETRY]
     machine = Machine(tmp_path, react=lambda exit_code: reactions.pop(0))
-    with machine.supervisor:
+    with run_supervisor(machine.supervisor):
         machine.kill(exit_code=0)
         machine.run(1.9)
         assert len(machine.starts) == 1

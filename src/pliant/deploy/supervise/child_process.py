@@ -8,13 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -108,29 +107,19 @@ def make_command(module: str, setup: object) -> list[str]:
     return [sys.executable, "-m", module, msgspec.json.encode(setup).decode()]
 
 
-class Startable(ABC):
+class Startable(Protocol):
     """Something that is started, and must be closed even if starting fails."""
 
-    @abstractmethod
     def start(self) -> None: ...
 
-    @abstractmethod
     def close(self) -> None: ...
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+S = TypeVar("S", bound=Startable)
 
 
 @contextmanager
-def run_supervisor(supervisor: Startable) -> Iterator[None]:
+def run_supervisor(supervisor: S) -> Iterator[S]:
     """Start a supervisor and close it at the end, or on Ctrl-C or SIGTERM.
 
     Closing takes seconds. Further signals are ignored, as they would leave processes behind.
@@ -138,7 +127,7 @@ def run_supervisor(supervisor: Startable) -> Iterator[None]:
     with interrupt_on_signal():
         try:
             supervisor.start()
-            yield
+            yield supervisor
         finally:
             _ignore_signals()
             supervisor.close()

@@ -9,7 +9,6 @@ from pliant.deploy.device.host import Limits
 from pliant.deploy.security.certificates import check_fleet_keys
 from pliant.deploy.security.probe import ServerKind
 from pliant.deploy.settings import ServerSettings
-from pliant.deploy.supervise.child_process import Startable
 from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.deploy.supervise.server import ServerSupervisor
 from pliant.engine.ledger import RoundRecord
@@ -18,7 +17,7 @@ from pliant.split import AnySplit
 from pliant.value import encode
 
 
-class Federation(Startable):
+class Federation:
     """Start a server and devices as processes on loopback; closing ends exactly those."""
 
     def __init__(

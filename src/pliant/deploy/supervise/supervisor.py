@@ -9,7 +9,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
-from pliant.deploy.supervise.child_process import LogForwarder, Startable
+from pliant.deploy.supervise.child_process import LogForwarder
 from pliant.storage.run_lock import RunLock
 
 log = logging.getLogger("pliant")
@@ -106,7 +106,7 @@ class Service:
         self._delay = min(2 * self._delay, MAX_DELAY)
 
 
-class Supervisor(Startable):
+class Supervisor:
     """Keep services running under the lock of a folder; each depends on those before it."""
 
     def __init__(self, folder: Path, lock_file: str, services: Sequence[Service]) -> None:
