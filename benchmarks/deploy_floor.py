@@ -22,7 +22,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MessageType, RecordDi
 from flwr.serverapp import Grid, ServerApp
 
 from pliant.deploy.flower import client_app as device_app
-from pliant.deploy.flower.transport import BODY
+from pliant.deploy.flower.client_app import BODY
 
 HERE = Path(__file__)
 POLL = 3.0  # seconds between two polls of a node
@@ -50,11 +50,10 @@ def run_server(grid: Grid, context: Context) -> None:
     import numpy as np
     import torch
 
-    from pliant.deploy.constants import PID_FILE
     from pliant.deploy.flower.transport import FlowerTransport
     from pliant.deploy.messages import TrainRequest, encode_message
     from pliant.deploy.server.rounds import DeviceTransport, serve
-    from pliant.deploy.settings import ServerSettings
+    from pliant.deploy.settings import PID_FILE, ServerSettings
     from pliant.engine.local_work import build_context
     from pliant.experiment.build import build_experiment
     from pliant.experiment.config import load_run_config

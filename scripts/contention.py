@@ -25,12 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device.host import DeviceSetup, Limits
 from pliant.deploy.messages import TrainRequest, encode_message
+from pliant.deploy.server.replies import RawReply
 from pliant.deploy.server.rounds import DeviceTransport, serve
-from pliant.deploy.server.transport import RawReply
-from pliant.deploy.settings import ServerSettings
+from pliant.deploy.settings import ARRIVAL_HEADER, ServerSettings
 from pliant.deploy.supervise.child_process import (
     ChildProcess,
     make_command,

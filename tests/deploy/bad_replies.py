@@ -12,7 +12,7 @@ from pliant.deploy.device.agent import DeviceAgent
 from pliant.deploy.device.host import DeviceSetup
 from pliant.deploy.device.worker import run_worker
 from pliant.deploy.messages import TrainReply, decode_message, encode_message
-from pliant.deploy.process import run_process
+from pliant.deploy.settings import run_process
 from pliant.params import group_subtrees
 
 

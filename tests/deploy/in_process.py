@@ -7,8 +7,8 @@ import msgspec
 from pliant.deploy.device import agent as agent_module
 from pliant.deploy.device.agent import DeviceAgent
 from pliant.deploy.device.host import Limits
+from pliant.deploy.server.replies import RawReply
 from pliant.deploy.server.rounds import DeviceTransport, serve
-from pliant.deploy.server.transport import RawReply
 from pliant.deploy.settings import ServerSettings
 from pliant.engine.local_work import WorkerContext, build_context
 from pliant.engine.run_store import read_records

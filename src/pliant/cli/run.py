@@ -74,7 +74,7 @@ def _load_run(
     spec: Path | None, overrides: tuple[str, ...], out: Path | None, resume: Path | None
 ) -> "tuple[Path, Experiment]":
     """Return the folder and the experiment of a new run or of one to resume."""
-    from pliant.deploy.constants import SETTINGS_FILE
+    from pliant.deploy.settings import SETTINGS_FILE
     from pliant.experiment.config import load_experiment, load_run_config
 
     if resume is not None and spec is not None and "=" in str(spec):

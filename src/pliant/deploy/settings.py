@@ -1,11 +1,34 @@
-"""Server settings for real devices, in addition to the experiment."""
+"""What processes share: the settings of a server, the files of a run, and how a process runs.
 
-from typing import Literal
+Some processes must stay small, so importing this does not load torch.
+"""
+
+import logging
+import os
+import struct
+import sys
+from collections.abc import Callable
+from typing import Literal, NoReturn, TypeVar
+
+import msgspec
 
 from pliant.value import Count, NonNegative, Positive, Value
 
+PORTS = range(1, 65536)
+# Precedes a request to a worker: when it arrived, by the machine's monotonic clock.
+ARRIVAL_HEADER = struct.Struct("<d")
+LOG_FORMAT = "%(levelname)s pliant: %(message)s"  # as supervisors forward it
+EXIT_REPORTED = 3  # the last line of the log says why the process ended
+
+# Files in a run folder.
+SETTINGS_FILE = "settings.json"
+LOCK_FILE = "server.lock"  # held by the supervisor; the run's process holds another
+FAILURE_FILE = "failure.txt"  # one line: why the run gave up
+PID_FILE = "server.pid"
+
 # Whether devices follow their own measurements or the traces of the simulated fleet.
 Pace = Literal["measured", "simulated"]
+S = TypeVar("S")
 
 
 class ServerSettings(Value, frozen=True):
@@ -22,3 +45,21 @@ class ServerSettings(Value, frozen=True):
     patience: Positive = 120.0  # seconds to wait for devices at the start, or for a quorum
     retries: Count = 10
     pace: Pace = "measured"
+
+
+def run_process(
+    main: Callable[[S], None], setup_type: type[S], reported: tuple[type[Exception], ...] = ()
+) -> NoReturn:
+    """Call `main` with the setup in the command line, and exit; report some errors in one line."""
+    import torch
+
+    torch.set_num_threads(1)  # a device shares its machine, and results must not vary with it
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    exit_code = 0
+    try:
+        main(msgspec.json.decode(sys.argv[1].encode(), type=setup_type))
+    except reported as error:
+        sys.stderr.write(f"{error}\n")
+        exit_code = EXIT_REPORTED
+    sys.stderr.flush()
+    os._exit(exit_code)  # torch and gRPC are slow to shut down

@@ -10,14 +10,13 @@ import pytest
 from tests.deploy.in_process import make_context, make_devices, make_experiment
 from tests.waiting import LIMIT, connect_unix
 
-from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device import agent as agent_module
 from pliant.deploy.device.agent import DeviceAgent, localise_config
 from pliant.deploy.device.host import DeviceSetup, HostStatus, Limits
 from pliant.deploy.device.worker import run_worker
 from pliant.deploy.messages import TrainReply, TrainRequest, decode_message, encode_message
 from pliant.deploy.server.rounds import DeviceTransport, make_run
-from pliant.deploy.settings import ServerSettings
+from pliant.deploy.settings import ARRIVAL_HEADER, ServerSettings
 from pliant.deploy.step_times import StepTimeCurve
 from pliant.value import encode
 

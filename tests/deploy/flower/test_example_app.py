@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "flower_app" / "flower_app"
 def test_it_prints_why_a_reply_was_rejected(capsys):
     from flwr.app import ConfigRecord, Message, RecordDict
 
-    from pliant.deploy.flower.transport import make_content
+    from pliant.deploy.flower.client_app import make_content
     from pliant.deploy.messages import TrainReply, encode_message
 
     main = runpy.run_path(str(EXAMPLE / "server_app.py"))["main"]

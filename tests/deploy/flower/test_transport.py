@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from tests.waiting import LIMIT, wait_until
 
-from pliant.deploy.server.transport import RawReply
+from pliant.deploy.server.replies import RawReply
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -50,12 +50,12 @@ class HangingGrid:
 
 @pytest.fixture
 def make_transport(monkeypatch):
-    from pliant.deploy.flower import polling
+    from pliant.deploy.flower import transport as transport_module
     from pliant.deploy.flower.transport import FlowerTransport
 
     others = threading.enumerate()
     grids = []
-    monkeypatch.setattr(polling, "PULL_SECONDS", 0.05)
+    monkeypatch.setattr(transport_module, "PULL_SECONDS", 0.05)
     monkeypatch.setattr(FlowerTransport, "_make_message", lambda self, *fields: fields)
     monkeypatch.setattr(FlowerTransport, "make_messages", lambda self, requests, **_: requests)
 
@@ -72,9 +72,9 @@ def make_transport(monkeypatch):
 
 def expect_replies(monkeypatch):
     """Wait for the pulls that follow, which do not hang."""
-    from pliant.deploy.flower import polling
+    from pliant.deploy.flower import transport as transport_module
 
-    monkeypatch.setattr(polling, "PULL_SECONDS", LIMIT)
+    monkeypatch.setattr(transport_module, "PULL_SECONDS", LIMIT)
 
 
 def test_an_unfinished_reply_holds_up_neither_the_round_nor_other_replies(
@@ -105,7 +105,7 @@ def test_a_slow_reply_arrives_later(make_transport, monkeypatch):
 
 
 def test_hanging_pulls_do_not_pile_up(make_transport, monkeypatch):
-    from pliant.deploy.flower.polling import MAX_PULLS, ReplyPoller
+    from pliant.deploy.flower.transport import MAX_PULLS, ReplyPoller
 
     grid = HangingGrid()
     make_transport(grid)

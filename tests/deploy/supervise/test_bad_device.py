@@ -17,9 +17,9 @@ from tests.deploy.supervise.test_federation import PATIENT, find_free_port
 from tests.methods.wrapped_method import WrappedMethod
 from tests.waiting import LIMIT, connect_unix
 
-from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device.host import DeviceSetup, Limits
 from pliant.deploy.security.certificates import make_keys
+from pliant.deploy.settings import ARRIVAL_HEADER
 from pliant.deploy.supervise.child_process import make_command, run_supervisor
 from pliant.deploy.supervise.federation import Federation
 from pliant.deploy.supervise.node import DeviceSupervisor

@@ -14,8 +14,7 @@ from tests.waiting import LIMIT
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise import server as server_module
 from pliant.deploy.supervise.child_process import LogForwarder, run_supervisor
-from pliant.deploy.supervise.run_follower import RunFollower
-from pliant.deploy.supervise.server import ServerSupervisor
+from pliant.deploy.supervise.server import RunFollower, ServerSupervisor
 from pliant.engine.ledger import RoundRecord
 from pliant.storage import formats
 from pliant.storage.jsonl import JsonlWriter

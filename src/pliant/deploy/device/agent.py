@@ -11,8 +11,7 @@ import msgspec
 
 from pliant.deploy.device.calibration import load_or_calibrate, write_curve
 from pliant.deploy.device.host import Limits, read_host
-from pliant.deploy.device.pacing import MeasuredPacer
-from pliant.deploy.device.simulated_pacing import SimulatedPacer
+from pliant.deploy.device.pacing import MeasuredPacer, SimulatedPacer
 from pliant.deploy.device.state import load_device_state, save_device_state
 from pliant.deploy.messages import (
     DELTA,

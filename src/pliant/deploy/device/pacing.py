@@ -1,4 +1,4 @@
-"""Pace training on a live device: time each mini-batch and choose the next to fit the time left.
+"""Pace training on a live device, by its own clock or by the simulated fleet.
 
 Half of the filters cost a quarter of the MACs but half of the time. A curve of seconds over MACs,
 measured on the device, therefore converts the time left into the MACs that a policy works with.
@@ -12,9 +12,14 @@ from statistics import median
 
 import numpy as np
 
+from pliant.deploy.messages import TrainRequest
 from pliant.deploy.step_times import StepTimeCurve
-from pliant.devices import BudgetPolicy, DeviceStatus, PerBatch
-from pliant.engine.local_work import LocalWork
+from pliant.devices import BudgetPolicy, DeviceStatus, FixedChoice, PerBatch, RowChoice
+from pliant.devices.vector_rng import FloatArray, IntArray
+from pliant.engine.local_work import LocalWork, WorkerContext
+from pliant.engine.timetable import RoundTasks, build_timetable, compute_start_status
+from pliant.experiment.config import Experiment
+from pliant.methods.base import TaskKey
 
 SLOWDOWN_WINDOW = 3  # mini-batches; their median is the slowdown, so one outlier changes nothing
 RESERVE = 0.05  # share of the round kept back for the unforeseen
@@ -118,3 +123,61 @@ class MeasuredPacer:
         self._ratios.append(elapsed / expected)
         if len(self._ratios) == SLOWDOWN_WINDOW:
             self.slowdown = median(self._ratios)
+
+
+class SimulatedPacer:
+    """Pace a real device by the experiment's simulated fleet instead of its own clock.
+
+    The device computes its own part of the simulator's timetable, so a federation of real processes
+    matches the simulation bit for bit; only the times are real.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        experiment: Experiment,
+        request: TrainRequest,
+        work: LocalWork,
+        clock: Callable[[], float],
+    ) -> None:
+        key = TaskKey(experiment.seed, request.round, request.device)
+        full_macs = np.array([work.sizes], np.float64) * work.full_macs
+        zero = np.zeros(1)
+        tasks = RoundTasks(np.array([request.device]), full_macs, zero, zero)
+
+        def count_macs(devices: IntArray, step: int, choice: RowChoice) -> FloatArray:
+            if not len(devices):  # its time is over
+                return np.zeros(0)
+            macs = context.step_macs(int(choice.row[0]), key, step)
+            return np.full(len(devices), work.sizes[step] * macs)
+
+        policy, fleet, seed = context.budget_policy, experiment.fleet, experiment.seed
+        start = request.round * fleet.round_seconds
+        if request.row is not None:
+            status = compute_start_status(fleet, tasks, seed=seed, start=start)
+            choice = RowChoice(np.array([request.row]), np.array([request.macs]))
+            policy = FixedChoice(status, choice)
+        timetable = build_timetable(
+            fleet,
+            policy,
+            tasks,
+            experiment.rules,
+            seed=seed,
+            round=request.round,
+            start=start,
+            step_cost=count_macs,
+        )
+        used = int(timetable.used_steps[0])
+        self._planned_rows = timetable.row[0, :used].tolist()
+        self._planned_macs = timetable.planned[0, :used].tolist()
+        self._clock = clock
+        self.short = int(timetable.is_short[0, :used].sum())
+        self.times: list[float] = []
+        self.rows: list[int] = []
+
+    def choose(self, step: int) -> tuple[int, float] | None:
+        self.times.append(self._clock())
+        if step == len(self._planned_rows):
+            return None
+        self.rows.append(self._planned_rows[step])
+        return self._planned_rows[step], self._planned_macs[step]

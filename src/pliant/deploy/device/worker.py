@@ -10,10 +10,9 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 
 from pliant import runtime
-from pliant.deploy.constants import ARRIVAL_HEADER
 from pliant.deploy.device.agent import DeviceAgent
 from pliant.deploy.device.host import DeviceSetup
-from pliant.deploy.process import run_process
+from pliant.deploy.settings import ARRIVAL_HEADER, run_process
 
 
 def run_worker(setup: DeviceSetup, agent_class: type[DeviceAgent] = DeviceAgent) -> None:

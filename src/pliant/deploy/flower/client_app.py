@@ -6,13 +6,14 @@ Flower starts one process per message, so this file imports neither torch nor wh
 import time
 from multiprocessing.connection import Client
 from pathlib import Path
+from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from pliant.deploy.constants import ARRIVAL_HEADER
-from pliant.deploy.flower.transport import extract_body, make_content
+from pliant.deploy.settings import ARRIVAL_HEADER
 
+BODY = "body"
 CONNECT_SECONDS = 120.0  # a dead worker must be back by then, on a busy machine too
 
 app = ClientApp()
@@ -39,3 +40,17 @@ def _call_worker(socket: str, request: bytes) -> bytes:
         # the monotonic clock is the same in all processes of a machine
         connection.send_bytes(ARRIVAL_HEADER.pack(arrived_at) + request)
         return connection.recv_bytes()
+
+
+def make_content(raw: bytes, device: int | None = None) -> RecordDict:
+    """Return the content of a message; a reply names its device."""
+    array = Array("uint8", (len(raw),), "pliant.letter", raw)
+    content = RecordDict({BODY: ArrayRecord({BODY: array})})
+    if device is not None:
+        content["device"] = ConfigRecord({"number": device})
+    return content
+
+
+def extract_body(message: Any) -> bytes:
+    raw: bytes = message.content[BODY][BODY].data
+    return raw

@@ -10,7 +10,7 @@ import msgspec
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from pliant.deploy.constants import FAILURE_FILE, PID_FILE, SETTINGS_FILE
+from pliant.deploy.settings import FAILURE_FILE, PID_FILE, SETTINGS_FILE
 from pliant.storage import atomic
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from flwr.serverapp.strategy import Strategy
 
 from pliant.deploy.device.agent import DeviceAgent
 from pliant.deploy.device.host import Limits
-from pliant.deploy.flower.transport import FlowerTransport, extract_body, make_content, read_reply
+from pliant.deploy.flower.client_app import extract_body, make_content
+from pliant.deploy.flower.transport import FlowerTransport, read_reply
 from pliant.deploy.messages import TrainRequest, encode_message
 from pliant.deploy.server.rounds import DeviceTransport, make_run
 from pliant.deploy.settings import ServerSettings

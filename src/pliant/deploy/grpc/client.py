@@ -1,4 +1,7 @@
-"""A device's connection to the server of a split run: authenticate, reply, reconnect."""
+"""A device's connection to the server of a split run: authenticate, reply, reconnect.
+
+The process of a split device is `python -m pliant.deploy.grpc.client SETUP`.
+"""
 
 import logging
 import queue
@@ -7,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pliant import runtime
+from pliant.deploy.device.host import DeviceSetup
 from pliant.deploy.grpc import frames
 from pliant.deploy.grpc.channel import MAX_PENDING_REQUESTS
 from pliant.deploy.grpc.device import SplitDevice, TrainingDeclined
@@ -14,6 +19,7 @@ from pliant.deploy.grpc.server import GRPC_METHOD, GRPC_SERVICE, KEEPALIVE_MS, P
 from pliant.deploy.messages import MalformedMessage, decode_message, encode_message
 from pliant.deploy.security import challenge
 from pliant.deploy.security.probe import detect_protocol, parse_server_address
+from pliant.deploy.settings import run_process
 from pliant.extras import require
 from pliant.rng import rng_stream
 
@@ -146,3 +152,14 @@ class GrpcClient:
                 f"{self.server}: expected the federation of {self.ca}, got {other}"
             )
         return challenge.sign_challenge(self.key, request.nonce, name, self.device.number)
+
+
+def main(setup: DeviceSetup) -> None:
+    runtime.retain_freed_memory()
+    ca, key = (None if path is None else Path(path) for path in (setup.ca, setup.key))
+    device = SplitDevice(setup.device, Path(setup.folder), setup.limits)
+    GrpcClient(device, setup.server, process=setup.process, ca=ca, key=key).run()
+
+
+if __name__ == "__main__":
+    run_process(main, DeviceSetup, (ValueError, OSError, LookupError))

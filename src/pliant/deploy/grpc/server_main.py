@@ -13,14 +13,12 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from pliant.deploy.constants import SETTINGS_FILE
 from pliant.deploy.grpc.channel import DeviceChannel
 from pliant.deploy.grpc.environment import WallClockEnvironment
 from pliant.deploy.grpc.remote_client import RemoteClient
 from pliant.deploy.grpc.server import GrpcServer
-from pliant.deploy.process import run_process
 from pliant.deploy.server.rounds import POLL_SECONDS, NotEnoughDevices
-from pliant.deploy.settings import ServerSettings
+from pliant.deploy.settings import SETTINGS_FILE, ServerSettings, run_process
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.split_loop import RoundEnvironment, run_split
 from pliant.engine.split_virtual import VirtualEnvironment

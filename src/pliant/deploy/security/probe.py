@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from pliant.deploy.constants import LOOPBACK, PORTS
-from pliant.deploy.security.certificates import check_host, check_private_file
+from pliant.deploy.security.certificates import LOCAL_HOSTS, check_host, check_private_file
+from pliant.deploy.settings import PORTS
 
 log = logging.getLogger("pliant")
 
@@ -41,7 +41,7 @@ def parse_server_address(server: str, ca: Path | None, key: Path | None) -> tupl
 
 def check_loopback(host: str, *, has_keys: bool) -> None:
     """Require keys for all but this machine."""
-    if not has_keys and host not in LOOPBACK:
+    if not has_keys and host not in LOCAL_HOSTS:
         raise ValueError(f"Expected --keys FOLDER for {host}: --insecure is for loopback only")
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -19,15 +20,15 @@ from pliant.deploy.messages import (
     decode_message,
     encode_message,
 )
-from pliant.deploy.server.reply_validation import (
+from pliant.deploy.server.replies import (
     DROPPED,
     LATE,
     CheckedReply,
+    RawReply,
     SentRequest,
     check_reply,
+    make_task_record,
 )
-from pliant.deploy.server.task_record import make_task_record
-from pliant.deploy.server.transport import MessageTransport, RawReply
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.step_times import StepTimeCurve, parse_curve
 from pliant.devices import DeviceStatus
@@ -88,6 +89,23 @@ def make_run(experiment: Experiment, context: WorkerContext, store: RunStore | N
     state = state or RunState(0, 0.0, initial, {})
     settings = msgspec.structs.replace(experiment.settings, checkpoint_every=1)
     return Run(context, experiment.fleet, settings, state, repeats_empty_rounds=True)
+
+
+class MessageTransport(Protocol):
+    """Connect a server with its devices, which are known by their numbers."""
+
+    @property
+    def hello_replies(self) -> Mapping[int, bytes]:
+        """Return the devices' replies to the server's hello."""
+
+    def find_online_devices(self) -> set[int]:
+        """Return the devices that are reachable now."""
+
+    def send(self, requests: Mapping[int, bytes], *, round: int, seconds: float) -> None:
+        """Send each device its request, and stop waiting for replies to earlier ones."""
+
+    def poll_replies(self) -> list[RawReply]:
+        """Return the replies since the last call, in any order."""
 
 
 @dataclass

@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from pliant.deploy.constants import PORTS
 from pliant.deploy.security.probe import ServerKind
+from pliant.deploy.settings import PORTS
 from pliant.extras import MissingExtra
 from pliant.storage.tail import FileTail
 

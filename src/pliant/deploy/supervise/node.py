@@ -94,7 +94,7 @@ def _log_path(setup: DeviceSetup, name: str) -> Path:
 
 def _make_split_service(setup: DeviceSetup) -> Service:
     setup = replace(setup, process=token_hex(8))
-    command = make_command("pliant.deploy.grpc.device_main", setup)
+    command = make_command("pliant.deploy.grpc.client", setup)
     log_path = _log_path(setup, "worker")
 
     def react(exit_code: int | None) -> Reaction:

@@ -20,11 +20,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from pliant.deploy.constants import FAILURE_FILE, LOCK_FILE, PID_FILE, SETTINGS_FILE
 from pliant.deploy.security.certificates import check_private_file
 from pliant.deploy.security.node_registry import register_devices, summarise_output
 from pliant.deploy.security.probe import ServerKind, check_loopback
-from pliant.deploy.settings import ServerSettings
+from pliant.deploy.settings import FAILURE_FILE, LOCK_FILE, PID_FILE, SETTINGS_FILE, ServerSettings
 from pliant.deploy.supervise.child_process import (
     ChildProcess,
     check_port,
@@ -35,11 +34,13 @@ from pliant.deploy.supervise.child_process import (
     read_log_tail,
     require_transport,
 )
-from pliant.deploy.supervise.run_follower import RunFollower
 from pliant.deploy.supervise.supervisor import Process, Reaction, Service, Supervisor
-from pliant.engine.ledger import RoundRecord
-from pliant.storage import atomic
+from pliant.engine.ledger import Record, RoundRecord
+from pliant.engine.run_store import CHECKPOINTS, EVENTS_FILE
+from pliant.storage import atomic, formats
+from pliant.storage.jsonl import JsonlHeader
 from pliant.storage.run_lock import RunLock
+from pliant.storage.tail import FileTail
 
 POLL_SECONDS = 0.2
 CONNECTION_NAME = "pliant"  # of the connection in Flower's configuration
@@ -290,3 +291,33 @@ class _SubmittedRun:
         if self.is_alive and self.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
+
+
+class RunFollower:
+    """Read the rounds of a run as they are written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tail, self._checkpoints = FileTail(folder / EVENTS_FILE), folder / CHECKPOINTS
+        self._decoder = msgspec.json.Decoder(Record | JsonlHeader)
+        self._records: list[RoundRecord] = []
+
+    def read_rounds(self) -> list[RoundRecord]:
+        """Return the records of all rounds so far."""
+        while True:
+            is_cut, lines = self._tail.read_new_lines()
+            if is_cut:  # a resumed run has dropped records and written others
+                self._records = []
+            if not lines:
+                return self._records
+            for record in map(self._decoder.decode, lines.splitlines()):
+                if isinstance(record, JsonlHeader):
+                    formats.RECORDS.check(record.format, self._tail.path)
+                elif isinstance(record, RoundRecord):
+                    self._records.append(record)
+
+    def is_done(self) -> bool:
+        """Return whether the last round that was read has ended the run and is in a checkpoint."""
+        rounds = self._records
+        if not rounds or rounds[-1].digest is None:
+            return False
+        return (self._checkpoints / f"{rounds[-1].round + 1:08d}.ckpt").exists()

@@ -9,9 +9,8 @@ from tests.deploy.in_process import (
     make_experiment,
 )
 
-from pliant.deploy.server.reply_validation import check_reply
+from pliant.deploy.server.replies import RawReply, check_reply
 from pliant.deploy.server.rounds import DeviceTransport, make_run
-from pliant.deploy.server.transport import RawReply
 from pliant.deploy.settings import ServerSettings
 from pliant.methods.validation import ValidationPolicy
 
