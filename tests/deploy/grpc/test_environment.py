@@ -22,7 +22,7 @@ def test_seconds_include_all_mini_batches_even_of_a_device_that_leaves(leaves):
     remote = SimpleNamespace(channel=channel, problems=[])
     fleet = Fleet(size=1, round_seconds=30.0)
     environment = WallClockEnvironment(
-        fleet, np.array([1e9]), {0: remote}, seed=0, clock=lambda: now[0]
+        fleet, np.array([1e9]), {0: remote}, seed=0, selected=[0], clock=lambda: now[0]
     )
     assert environment.available_clients() == [0]
     for step in range(3):
@@ -34,7 +34,7 @@ def test_seconds_include_all_mini_batches_even_of_a_device_that_leaves(leaves):
         now[0] += 2.0
         channel.receive_reply(stream_id, SplitReply(number, number, seconds=2.0), {})
     if leaves:
-        channel.exclude_device()
+        channel.leave_round()
     now[0] += 5.0
     [task] = environment.build_records(0)
     assert task.outcome == ("partial" if leaves else "finished")

@@ -66,9 +66,9 @@ class DeviceChannel:
     def send_request(
         self,
         kind: frames.RequestKind,
+        tensors: Mapping[str, Tensor] | None = None,
         *,
         batch: BatchRequest | None = None,
-        tensors: Mapping[str, Tensor] | None = None,
         needs_reply: bool = False,
     ) -> int | None:
         """Queue a request, waiting only while too many are pending.
@@ -107,18 +107,16 @@ class DeviceChannel:
         while self.is_in_round and not predicate():
             remaining = max(start, self._last_reply_time) + self.timeout - self._clock()
             if remaining <= 0:
-                self._leave_round()
+                self.leave_round()
                 return
             self._condition.wait(min(remaining, 1.0))
 
-    def _leave_round(self) -> None:
-        self.is_in_round = False
-        self._start_epoch()
-        self._condition.notify_all()
-
-    def exclude_device(self) -> None:
+    def leave_round(self) -> None:
+        """Drop the device until it joins another round."""
         with self._condition:
-            self._leave_round()
+            self.is_in_round = False
+            self._start_epoch()
+            self._condition.notify_all()
 
     def close(self) -> None:
         """Tell the stream that the run is over."""
@@ -158,7 +156,7 @@ class DeviceChannel:
                 return  # a newer epoch has been announced in the meantime
             first = min(self._pending_requests, default=self._last_number + 1)
             if not first - 1 <= done_up_to <= self._last_number:
-                self._leave_round()
+                self.leave_round()
                 return
             self.resumed_streams += bool(self._last_number)
             self._next_number, self._unexpected_replies = done_up_to + 1, 0
@@ -173,29 +171,30 @@ class DeviceChannel:
         The frame is None if there was nothing to send before the timeout; the epoch is None once
         the stream is over.
         """
+
+        def is_over() -> bool:
+            return stream_id != self._stream_id or self.is_run_over
+
+        def has_request() -> bool:
+            return self.is_ready and self._next_number in self._pending_requests
+
         with self._condition:
-            self._condition.wait_for(lambda: self._has_frame(stream_id, announced_epoch), timeout)
-            if stream_id != self._stream_id or self.is_run_over:
+            self._condition.wait_for(
+                lambda: is_over() or announced_epoch != self.epoch or has_request(), timeout
+            )
+            if is_over():
                 return None, None
             if announced_epoch != self.epoch:
                 self.is_ready = False
                 config = frames.SplitRunConfig(self.epoch, experiment)
                 return encode_message(config), self.epoch
-            if not self.is_ready or self._next_number not in self._pending_requests:
+            if not has_request():
                 return None, announced_epoch
             request, tensors = self._pending_requests[self._next_number]
             self._next_number += 1
             received_up_to = self._received_up_to
         header = msgspec.structs.replace(request, received_up_to=received_up_to)
         return encode_message(header, tensors), announced_epoch
-
-    def _has_frame(self, stream_id: int, announced_epoch: str | None) -> bool:
-        is_over = stream_id != self._stream_id or self.is_run_over
-        return (
-            is_over
-            or announced_epoch != self.epoch
-            or (self.is_ready and self._next_number in self._pending_requests)
-        )
 
     def receive_reply(self, stream_id: int, reply: frames.SplitReply, tensors: Params) -> None:
         """Accept a reply; ignore one that was received before."""

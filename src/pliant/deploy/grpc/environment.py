@@ -29,7 +29,7 @@ class WallClockEnvironment:
     round_macs: FloatArray  # of each client
     clients: dict[int, RemoteClient]
     seed: int
-    selected: Sequence[int] | None = None  # None: all clients
+    selected: Sequence[int]
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -41,8 +41,7 @@ class WallClockEnvironment:
         self._start = self.clock()
 
     def available_clients(self) -> list[int]:
-        selected = self.clients if self.selected is None else self.selected
-        available = [client for client in selected if self._is_available(client)]
+        available = [client for client in self.selected if self._is_available(client)]
         self._participants.update(available)
         return available
 

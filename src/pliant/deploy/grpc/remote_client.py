@@ -37,7 +37,7 @@ class RemoteClient:
         if epoch is None:
             return False
         if epoch != self._channel_epoch:
-            if self.channel.send_request("restore", tensors=self.server_copy.state_dict()) is None:
+            if self.channel.send_request("restore", self.server_copy.state_dict()) is None:
                 return False
             self._channel_epoch = epoch
             self._has_stale_state = self._has_stale_params = False
@@ -52,9 +52,9 @@ class RemoteClient:
 
     def request_batch(self, request: BatchRequest) -> None:
         if not self._has_sent_params:
-            self._send_request("take", self.server_copy.params)
+            self.channel.send_request("take", self.server_copy.params)
             self._has_sent_params = True
-        self._request_number = self._send_request(
+        self._request_number = self.channel.send_request(
             "ask", batch=request, needs_reply=request.needs_activation
         )
         self._has_stale_state = self._has_stale_params = True
@@ -74,10 +74,10 @@ class RemoteClient:
 
     def backward(self, gradient: bytes | None) -> None:
         tensors = None if gradient is None else {frames.GRADIENT: frames.bytes_to_tensor(gradient)}
-        self._send_request("learn", tensors)
+        self.channel.send_request("learn", tensors)
 
     def skip(self) -> None:
-        self._send_request("drop")
+        self.channel.send_request("drop")
 
     def load_params(self, params: Mapping[str, Tensor]) -> None:
         self.server_copy.load_params(params)
@@ -86,7 +86,7 @@ class RemoteClient:
 
     def reset_optimiser(self) -> None:
         self.server_copy.reset_optimiser()
-        self._send_request("forget")
+        self.channel.send_request("forget")
 
     def state_dict(self) -> Params:
         if self._has_stale_state:
@@ -100,26 +100,12 @@ class RemoteClient:
         self.server_copy.load_state_dict(state)
         self._channel_epoch = ""
 
-    def _send_request(
-        self,
-        kind: frames.RequestKind,
-        tensors: Mapping[str, Tensor] | None = None,
-        *,
-        batch: BatchRequest | None = None,
-        needs_reply: bool = False,
-    ) -> int | None:
-        if self.channel.epoch != self._channel_epoch:
-            return None  # it has left, and may rejoin in the next round
-        return self.channel.send_request(
-            kind, batch=batch, tensors=tensors, needs_reply=needs_reply
-        )
-
     def _fetch(self, kind: frames.RequestKind) -> None:
         """Update the server's copy from the device; keep it as it is without a valid reply."""
         self._has_stale_params = False
         if kind == "state":
             self._has_stale_state = False
-        received = self.channel.wait_for_reply(self._send_request(kind, needs_reply=True))
+        received = self.channel.wait_for_reply(self.channel.send_request(kind, needs_reply=True))
         if received is None:
             return
         tensors, expected = received[1], self.server_copy.state_dict()
@@ -129,7 +115,7 @@ class RemoteClient:
         problem = next(iter_part_problems(tensors, expected, params, self._max_abs), None)
         if problem is not None:
             self.problems.append(f"client {self.channel.device}: expected {problem}")
-            self.channel.exclude_device()
+            self.channel.leave_round()
         elif kind == "params":
             self.server_copy.load_params(tensors)
         else:

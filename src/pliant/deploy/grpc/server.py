@@ -5,6 +5,7 @@ import secrets
 import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,13 @@ PING_TIMEOUT_MS = 60_000  # the longest that a stream outlives its peer
 SPARE_STREAMS = 8  # for streams about to be replaced or refused
 
 
+@dataclass
 class StreamRefused(Exception):
     """A stream is refused for a reason."""
 
-    def __init__(self, code: str, reason: str, *, is_logged: bool = False) -> None:
-        super().__init__(reason)
-        self.code, self.reason = code, reason
-        self.is_logged = is_logged  # the log has this refusal already
+    code: str
+    reason: str
+    is_logged: bool = False  # the log has this refusal already
 
 
 class GrpcServer:
