@@ -15,9 +15,8 @@ from pliant.deploy.grpc.server_main import SplitServerRun
 from pliant.deploy.settings import ServerSettings
 from pliant.engine.run_store import read_records
 from pliant.engine.split_loop import simulate_split
-from pliant.experiment.build import build_experiment
+from pliant.experiment.build import build_experiment, build_session
 from pliant.experiment.config import Experiment
-from pliant.split.session import Session
 from pliant.value import decode
 
 BUILD_LOCK = threading.Lock()  # tracing a network and drawing its weights are not thread-safe
@@ -32,8 +31,7 @@ def with_build_lock(function):
 
 
 for module in (device_module, server_main):
-    module.build_experiment = with_build_lock(build_experiment)
-    module.Session = with_build_lock(Session)
+    module.build_session = with_build_lock(build_session)
 torch.set_num_threads(1)
 
 USER_CODE = """

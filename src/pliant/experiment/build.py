@@ -22,6 +22,7 @@ from pliant.methods.state import init_states
 from pliant.nn.models import MODELS
 from pliant.params import get_params
 from pliant.split import AnySplit
+from pliant.split.session import ClientFactory, Session
 from pliant.suggestions import did_you_mean
 from pliant.workers.pool import AnyWorkers
 
@@ -52,6 +53,18 @@ def build_run_context(experiment: Experiment) -> WorkerContext:
     net, data = build_experiment(experiment)
     options = experiment.network.elastic_options
     return build_context(net, data, experiment.federated_method, options)
+
+
+def build_session(
+    experiment: Experiment,
+    *,
+    make_client: ClientFactory | None = None,
+    only_client: int | None = None,
+) -> Session:
+    """Build what the server and the devices of a split run share."""
+    net, data = build_experiment(experiment)
+    method, fleet, seed = experiment.split_method, experiment.fleet, experiment.seed
+    return Session(method, net, data, fleet, seed, make_client=make_client, only_client=only_client)
 
 
 @lru_cache(maxsize=2)  # the runs of a sweep share their images

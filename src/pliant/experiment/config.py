@@ -100,6 +100,13 @@ class Experiment(Value, frozen=True):
         return self.method.load() if isinstance(self.method, UserMethod) else self.method
 
     @property
+    def split_method(self) -> AnySplit:
+        """Return the method; raise if it does not split the network."""
+        if not isinstance(self.method, AnySplit):
+            raise ValueError(f"Expected a split method, got {type(self.method).__name__}")
+        return self.method
+
+    @property
     def settings(self) -> RunSettings:
         names = RunSettings.__struct_fields__  # the same in both
         return RunSettings(**{name: getattr(self, name) for name in names})

@@ -19,13 +19,11 @@ from pliant.deploy.device.agent import localise_config
 from pliant.deploy.device.host import Limits, read_host
 from pliant.deploy.grpc import frames
 from pliant.deploy.messages import MalformedMessage, encode_message
-from pliant.experiment.build import build_experiment
+from pliant.experiment.build import build_session
 from pliant.experiment.config import Experiment
 from pliant.params import Params, flatten, select_subtree
-from pliant.split import AnySplit
 from pliant.split.client import SplitClient
 from pliant.split.payload import Message
-from pliant.split.session import Session
 from pliant.storage import checkpoint, formats
 from pliant.value import decode
 
@@ -148,14 +146,7 @@ class SplitDevice:
 
     def _build_client(self, encoded_experiment: Any) -> SplitClient:
         experiment = decode(localise_config(encoded_experiment, self.limits), Experiment)
-        method = experiment.method
-        if not isinstance(method, AnySplit):
-            raise ValueError(f"Expected a split method, got {type(method).__name__}")
-        net, data = build_experiment(experiment)
-        session = Session(
-            method, net, data, experiment.fleet, experiment.seed, only_client=self.number
-        )
-        return session.clients[self.number]
+        return build_session(experiment, only_client=self.number).clients[self.number]
 
     def _save(self) -> None:
         replies = {str(n): frames.bytes_to_tensor(raw) for n, raw in self._pending_replies.items()}

@@ -22,12 +22,10 @@ from pliant.deploy.settings import SETTINGS_FILE, ServerSettings, run_process
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.split_loop import RoundEnvironment, run_split
 from pliant.engine.split_virtual import VirtualEnvironment
-from pliant.experiment.build import build_experiment
+from pliant.experiment.build import build_session
 from pliant.experiment.config import Experiment, load_run_config
 from pliant.params import nbytes
-from pliant.split import AnySplit
 from pliant.split.client import LocalClient
-from pliant.split.session import Session
 from pliant.value import encode
 
 MESSAGE_OVERHEAD = 1_000_000  # bytes allowed beyond the tensors
@@ -49,18 +47,13 @@ class SplitServerRun:
     def __init__(
         self, experiment: Experiment, settings: ServerSettings, *, address: str, keys: Path | None
     ) -> None:
-        method = experiment.method
-        if not isinstance(method, AnySplit):
-            raise ValueError(f"Expected a split method, got {type(method).__name__}")
-        self._experiment, self._settings, self._method = experiment, settings, method
-        net, data = build_experiment(experiment)
-        self.channels = {n: DeviceChannel(n, settings.allowance) for n in range(len(data))}
+        self._experiment, self._settings = experiment, settings
+        self.channels: dict[int, DeviceChannel] = {}
         self.clients: dict[int, RemoteClient] = {}
-        fleet, seed = experiment.fleet, experiment.seed
-        self._session = Session(method, net, data, fleet, seed, make_client=self._make_client)
+        self._session = session = build_session(experiment, make_client=self._make_client)
         largest_state = max(nbytes(c.server_copy.state_dict()) for c in self.clients.values())
-        activations = method.local.batch * math.prod(self._session.activation_shape)
-        largest_payload = method.payload.dense_size(activations)
+        activations = session.local.batch * math.prod(session.activation_shape)
+        largest_payload = session.payload.dense_size(activations)
         self.grpc_server = GrpcServer(
             self.channels,
             encode(experiment),
@@ -72,6 +65,7 @@ class SplitServerRun:
 
     def _make_client(self, server_copy: LocalClient) -> RemoteClient:
         number, max_abs = server_copy.number, self._experiment.settings.guard.largest
+        self.channels[number] = DeviceChannel(number, self._settings.allowance)
         self.clients[number] = RemoteClient(self.channels[number], server_copy, max_abs)
         return self.clients[number]
 
@@ -81,9 +75,8 @@ class SplitServerRun:
             settings = msgspec.structs.replace(settings, select="uniform")
         self.grpc_server.start()
         try:
-            yield from run_split(
-                self._method, self._session, settings, self._make_environment, folder=folder
-            )
+            method, environment = self._experiment.split_method, self._make_environment
+            yield from run_split(method, self._session, settings, environment, folder=folder)
         finally:
             self.grpc_server.close()
 
