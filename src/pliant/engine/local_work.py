@@ -96,6 +96,13 @@ class WorkerContext:
         epoch = list_batch_sizes(len(self.get_share(device)), local)
         return LocalWork(epoch * local.epochs, self.full_macs)
 
+    def compute_batch_sizes(self, devices: IntArray) -> FloatArray:
+        """Return the samples of each mini-batch, as (device, step)."""
+        sizes = [self.plan_work(device).sizes for device in devices.tolist()]
+        longest = max(map(len, sizes), default=1)  # there may be no devices
+        padded = [row + (0,) * (longest - len(row)) for row in sizes]
+        return np.array(padded, np.float64).reshape(len(sizes), longest)
+
     # What a method leaves out is what FedAvg does. What every step needs is checked once:
     # isinstance with a protocol takes longer than the rest of a step's cost.
 

@@ -175,7 +175,7 @@ class SimulatedDevices:
 def schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
     """Return the timetable of the next round with these devices, and their tasks."""
     context, settings, now = run.context, run.settings, run.state.seconds
-    sizes = _compute_batch_sizes(context, devices)
+    sizes = context.compute_batch_sizes(devices)
     full_macs = sizes * context.full_macs
     server_state, method = run.state.server_state, context.method
     keys = TaskKeys(settings.seed, run.state.next_round, devices)
@@ -233,14 +233,6 @@ def _count_update_bytes(run: Run, rows: IntArray, keys: TaskKeys) -> FloatArray:
         subnet = context.subnet_to_send(row, TaskKey(keys.seed, keys.round, device))
         counts.append(count_update_bytes(context.net, params, run.settings.compression, subnet))
     return np.array(counts, np.float64)
-
-
-def _compute_batch_sizes(context: WorkerContext, devices: IntArray) -> FloatArray:
-    """Return the samples of each mini-batch, as (device, step)."""
-    sizes = [context.plan_work(device).sizes for device in devices.tolist()]
-    longest = max(map(len, sizes), default=1)  # there may be no devices
-    padded = [row + (0,) * (longest - len(row)) for row in sizes]
-    return np.array(padded, np.float64).reshape(len(sizes), longest)
 
 
 def _train_round(

@@ -12,24 +12,23 @@ from tests.deploy.in_process import (
 from pliant.deploy.server.replies import RawReply, check_reply
 from pliant.deploy.server.rounds import DeviceTransport, make_run
 from pliant.deploy.settings import ServerSettings
-from pliant.methods.validation import ValidationPolicy
 
 
 @pytest.fixture(scope="module")
 def exchange(tmp_path_factory):
-    """Return a context, the request to device 1, and its honest reply."""
+    """Return a run, its request to device 1, and the honest reply."""
     experiment = make_experiment()
-    context = make_context(experiment)
+    run = make_run(experiment, make_context(experiment))
     devices = make_devices(experiment, tmp_path_factory.mktemp("devices"))
     transport = DeviceTransport(experiment, ServerSettings(), InProcessTransport(devices))
-    transport.prepare(make_run(experiment, context), [1])
+    transport.prepare(run, [1])
     request = transport.requests[1]
-    return context, request, devices[1].handle_request(request.raw)
+    return run, request, devices[1].handle_request(request.raw)
 
 
 def check(exchange, edit):
-    context, request, raw = exchange
-    return check_reply(context, RawReply(1, edit(raw)), request, ValidationPolicy(), 60.0)
+    run, request, raw = exchange
+    return check_reply(run, request, RawReply(1, edit(raw)), 60.0)
 
 
 def test_there_are_forty_kinds_of_bad_replies():
@@ -39,7 +38,7 @@ def test_there_are_forty_kinds_of_bad_replies():
 def test_an_honest_reply_is_accepted(exchange):
     reply = check(exchange, lambda raw: raw)
     assert reply.outcome == ""
-    assert reply.update.steps == len(exchange[1].work.sizes)
+    assert reply.update.steps == len(exchange[1].manifest.batch_sizes)
 
 
 @pytest.mark.parametrize("kind", BAD_REPLIES)

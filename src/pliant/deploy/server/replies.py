@@ -6,16 +6,15 @@ from math import prod
 
 import numpy as np
 
-from pliant.compression import AnyCompression
 from pliant.deploy.messages import DELTA, EXTRA, MalformedMessage, TrainReply, decode_message
 from pliant.deploy.step_times import StepTimeCurve, parse_curve
 from pliant.devices import PerBatch, compute_joules
 from pliant.engine.ledger import MERGED_OUTCOMES, TaskRecord
-from pliant.engine.local_work import LocalWork, WorkerContext, redraw_subnets
+from pliant.engine.local_work import redraw_subnets
 from pliant.engine.round_loop import Run
 from pliant.methods.base import TaskKey, Update
 from pliant.methods.error_feedback import decompress_delta
-from pliant.methods.validation import UpdateManifest, ValidationPolicy, accept_valid
+from pliant.methods.validation import UpdateManifest, accept_valid
 from pliant.params import Params, group_subtrees
 
 OVERHEAD_BYTES = 1_000_000  # of a reply, besides its tensors
@@ -37,12 +36,10 @@ class SentRequest:
     """A request as it was sent, and what a valid reply to it looks like."""
 
     key: TaskKey
-    work: LocalWork
-    manifest: UpdateManifest
-    raw: bytes
-    compression: AnyCompression
     row: int | None  # if the server has chosen one
     extra: Params  # sent along with the network
+    raw: bytes
+    manifest: UpdateManifest
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,15 +55,9 @@ class CheckedReply:
     curve: StepTimeCurve | None = None
 
 
-def check_reply(
-    context: WorkerContext,
-    message: RawReply,
-    request: SentRequest,
-    policy: ValidationPolicy,
-    arrival: float,
-) -> CheckedReply:
+def check_reply(run: Run, request: SentRequest, message: RawReply, arrival: float) -> CheckedReply:
     """Turn a raw reply into an update, or explain why not."""
-    device = request.key.device
+    device, policy = request.key.device, run.settings.guard
 
     def end(outcome: str) -> CheckedReply:
         return CheckedReply(device, arrival, len(message.raw or b""), None, outcome)
@@ -89,13 +80,13 @@ def check_reply(
         return reject(f"a reply to round {request.key.round}, got one to round {reply.round}")
     if reply.kind not in ("update", "late"):
         return end(f"{DROPPED}: " + f"{reply.kind}, {reply.reason}"[:MAX_REASON_CHARS])
-    problem = _find_time_problem(reply, arrival) or _find_row_problem(context, request, reply)
+    problem = _find_time_problem(reply, arrival) or _find_row_problem(run, request, reply)
     if problem is not None:
         return reject(problem)
     if reply.kind == "late":
         return replace(end(LATE), reply=reply, curve=parse_curve(reply.curve))
     try:
-        update = _build_update(context, request, reply, group_subtrees(tensors))
+        update = _build_update(run, request, reply, group_subtrees(tensors))
     except (ValueError, LookupError, RuntimeError, TypeError) as error:
         return reject(f"tensors that match the request: {error}")
     manifest = replace(request.manifest, device_state=None)  # a device's state stays on the device
@@ -106,16 +97,16 @@ def check_reply(
 
 
 def _build_update(
-    context: WorkerContext, request: SentRequest, reply: TrainReply, tensors: dict[str, Params]
+    run: Run, request: SentRequest, reply: TrainReply, tensors: dict[str, Params]
 ) -> Update:
     unknown = sorted(tensors.keys() - {DELTA, EXTRA})
     if unknown:
         raise ValueError(f"expected no tensors named {unknown[0]!r}")
     encoded, specs = tensors.get(DELTA, {}), request.manifest.delta
-    trained = redraw_subnets(context, request.key, reply.rows, request.extra)
+    trained = redraw_subnets(run.context, request.key, reply.rows, request.extra)
     return Update(
         reply.device,
-        decompress_delta(context.net, encoded, request.compression, specs),
+        decompress_delta(run.context.net, encoded, run.settings.compression, specs),
         reply.samples,
         len(reply.rows),
         reply.macs,
@@ -139,13 +130,12 @@ def _find_time_problem(reply: TrainReply, arrival: float) -> str | None:
     return None
 
 
-def _find_row_problem(
-    context: WorkerContext, request: SentRequest, reply: TrainReply
-) -> str | None:
+def _find_row_problem(run: Run, request: SentRequest, reply: TrainReply) -> str | None:
     """Return what is impossible about the rows that a device reports."""
-    if len(reply.rows) > len(request.work.sizes):
-        return f"1 to {len(request.work.sizes)} steps, got {len(reply.rows)}"
-    policy = context.budget_policy
+    max_steps = len(request.manifest.batch_sizes)
+    if len(reply.rows) > max_steps:
+        return f"1 to {max_steps} steps, got {len(reply.rows)}"
+    policy = run.context.budget_policy
     first = last = request.row or 0
     if request.row is None and isinstance(policy, PerBatch):
         last = len(policy.rows.shares) - 1
@@ -154,26 +144,22 @@ def _find_row_problem(
 
 
 def make_task_record(
-    run: Run, request: SentRequest, reply: CheckedReply | None, outcome: str, wait_seconds: float
+    run: Run, request: SentRequest, reply: CheckedReply, outcome: str, wait_seconds: float
 ) -> TaskRecord:
     """Return a task's record; its request was sent `wait_seconds` into the round."""
     device = request.key.device
-    report = None if reply is None else reply.reply
-    rows = () if report is None else report.rows
-    is_merged = outcome in MERGED_OUTCOMES
+    report = reply.reply or TrainReply("late", device)
+    rows, is_merged = report.rows, outcome in MERGED_OUTCOMES
     macs = sum(
         size * run.context.step_macs(row, request.key, step)
-        for step, (row, size) in enumerate(zip(rows, request.work.sizes, strict=False))
+        for step, (row, size) in enumerate(zip(rows, request.manifest.batch_sizes, strict=False))
     )
-    times: list[float] = []
-    if report is not None and reply is not None:
-        # the work took as long as the device says, and ended when the reply arrived
-        times = [wait_seconds + reply.arrival - report.seconds + time for time in report.times]
+    # the work took as long as the device says, and ended when the reply arrived
+    times = [wait_seconds + reply.arrival - report.seconds + time for time in report.times]
     busy = times[-1] - times[0] if rows else 0.0
-    up = 0 if reply is None else reply.size
     costs = run.fleet.get_costs(np.array([device]), seed=run.settings.seed)
-    traffic = np.array([float(len(request.raw) + up)])
-    update = reply.update if reply is not None and is_merged else None
+    traffic = np.array([float(len(request.raw) + reply.size)])
+    update = reply.update if is_merged else None
     return TaskRecord(
         round=request.key.round,
         device=device,
@@ -184,12 +170,12 @@ def make_task_record(
         useful=macs if is_merged else 0.0,
         available=macs * max(1.0, run.fleet.round_seconds / busy) if busy > 0 else macs,
         down=len(request.raw),
-        up=up,
+        up=reply.size,
         seconds=busy,
         joules=float(compute_joules(costs, np.array([macs]), traffic)[0]),
         loss=update.loss if update else None,
-        starts=tuple(times[:-1]) if rows else (),
-        ends=tuple(times[1:]) if rows else (),
-        rows=tuple(rows),
-        short=0 if report is None else max(0, min(report.short, len(rows))),
+        starts=tuple(times[:-1]),
+        ends=tuple(times[1:]),
+        rows=rows,
+        short=max(0, min(report.short, len(rows))),
     )

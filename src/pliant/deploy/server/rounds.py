@@ -1,16 +1,14 @@
 """Rounds on real devices: requests out, replies in, and a deadline that holds whatever they do."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from pliant.deploy.messages import (
     EXTRA,
@@ -32,12 +30,13 @@ from pliant.deploy.server.replies import (
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.step_times import StepTimeCurve, parse_curve
 from pliant.devices import DeviceStatus
+from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.ledger import MERGED_OUTCOMES, RoundRecord
 from pliant.engine.local_work import Job, WorkerContext, make_task
 from pliant.engine.round_loop import RoundResult, Run, run_rounds
 from pliant.engine.round_rules import TaskOutcome, close_round
 from pliant.engine.run_store import RunState, RunStore, read_records
-from pliant.engine.selection import History, select_devices
+from pliant.engine.selection import select_devices
 from pliant.engine.timetable import RoundTasks, compute_start_status
 from pliant.experiment.config import Experiment
 from pliant.methods.base import TaskKey, Update
@@ -134,23 +133,30 @@ class DeviceTransport:
         quorum.
         """
         self._opened_at = self.clock()
-        fleet, settings, number = run.fleet, run.settings, run.state.next_round
+        fleet, settings, history = run.fleet, run.settings, run.state.history
         target = min(settings.rules.selection_size(run.target_updates), fleet.size)
         quorum = max(1, min(target, settings.rules.quorum_size(run.target_updates)))
         online = self._wait_for_devices(target, quorum, fleet.size)
         self._has_started = True
-        selection, history = settings.select, run.state.history
+        selection, number = settings.select, run.state.next_round
         if isinstance(selection, str) and len(online) < fleet.size:
             rng, count = rng_stream(settings.seed, "select", number), min(target, len(online))
             indices = rng.choice(len(online), count, replace=False, shuffle=False)
             return sorted(online[int(index)] for index in indices)
+
+        def estimate_speeds(devices: IntArray) -> FloatArray:
+            """Return 1 / the seconds of each device's last task, and 0 if it is offline."""
+            seconds = [history[d].seconds if d in history else 0.0 for d in devices.tolist()]
+            with np.errstate(divide="ignore"):  # devices without a task count as the fastest
+                return np.where(np.isin(devices, online), 1 / np.array(seconds), 0.0)
+
         devices = select_devices(
             fleet.size,
             target,
             "uniform" if selection == "available" else selection,
             seed=settings.seed,
             round=number,
-            speeds=partial(_estimate_speeds, history, frozenset(online)),
+            speeds=estimate_speeds,
             history=history,
         )
         return [int(device) for device in devices]
@@ -194,9 +200,7 @@ class DeviceTransport:
 
     def receive(self, run: Run, message: RawReply) -> None:
         """Validate one reply."""
-        reply = check_reply(
-            run.context, message, self.requests[message.device], run.settings.guard, self._elapsed
-        )
+        reply = check_reply(run, self.requests[message.device], message, self._elapsed)
         self.replies[message.device] = reply
         if reply.curve is not None:
             self._curves[message.device] = reply.curve
@@ -204,16 +208,19 @@ class DeviceTransport:
     def close(self, run: Run) -> RoundResult:
         """Decide which updates are merged, and record every task."""
         closed_at = self.clock()
-        outcomes = self._decide_outcomes(run)
+        replies = [
+            self.replies.get(device) or CheckedReply(device, np.inf, 0, None, LATE)
+            for device in sorted(self.requests)
+        ]
+        outcomes = self._decide_outcomes(run, replies)
+        results = list(zip(replies, outcomes, strict=True))
         updates = [
-            reply.update
-            for device, reply in sorted(self.replies.items())
-            if reply.update is not None and outcomes[device] in MERGED_OUTCOMES
+            reply.update for reply, end in results if reply.update and end in MERGED_OUTCOMES
         ]
         waited, number = self._sent_at - self._opened_at, run.state.next_round
         tasks = [
-            make_task_record(run, request, self.replies.get(device), outcomes[device], waited)
-            for device, request in sorted(self.requests.items())
+            make_task_record(run, self.requests[reply.device], reply, outcome, waited)
+            for reply, outcome in results
         ]
         start = run.state.seconds
         return RoundResult(
@@ -237,8 +244,8 @@ class DeviceTransport:
 
     def _make_requests(self, run: Run, devices: list[int]) -> dict[int, SentRequest]:
         """Return for each device its encoded request and what a valid reply to it looks like."""
-        context, shared = run.context, run.shared_params
-        choices = self._choose_rows(run, devices)
+        context, shared, number = run.context, run.shared_params, run.state.next_round
+        choices, pace = self._choose_rows(run, devices), self.settings.pace
         seconds = run.fleet.round_seconds
         if run.settings.rules.late == "wait":
             seconds *= MAX_WAIT_ROUNDS
@@ -246,30 +253,20 @@ class DeviceTransport:
         for device in devices:
             work = context.plan_work(device)
             row, macs = choices.get(device, (None, 0.0))
-            key = TaskKey(run.settings.seed, run.state.next_round, device)
+            key = TaskKey(run.settings.seed, number, device)
             job = Job(key, (row or 0,), (macs,), run.lr, None, *context.summarise_data(device))
             full_macs = [size * work.full_macs for size in work.sizes]
             factor = max(1.0, macs / full_macs[0])  # a policy may charge for more than one pass
             max_macs = [factor * step_macs for step_macs in full_macs]
             manifest = run.manifests.build(shared, job, work.sizes, max_macs)
             last = run.state.device_states.get(device)
+            merged = None if last is None else last.merged
             request = TrainRequest(
-                "train",
-                self._config,
-                device,
-                key.round,
-                run.lr,
-                self.settings.pace,
-                row,
-                macs,
-                seconds,
-                None if last is None else last.merged,
+                "train", self._config, device, number, run.lr, pace, row, macs, seconds, merged
             )
             task = make_task(context, shared, job)
             raw = encode_message(request, {PARAMS: task.params, EXTRA: task.extra})
-            requests[device] = SentRequest(
-                key, work, manifest, raw, run.settings.compression, row, task.extra
-            )
+            requests[device] = SentRequest(key, row, task.extra, raw, manifest)
         return requests
 
     def _choose_rows(self, run: Run, devices: list[int]) -> Mapping[int, tuple[int, float]]:
@@ -277,10 +274,7 @@ class DeviceTransport:
         policy = run.context.budget_policy
         if not policy.is_per_round or not devices:
             return {}
-        works = [run.context.plan_work(device) for device in devices]
-        full_macs = np.zeros((len(devices), max(len(work.sizes) for work in works)))
-        for index, work in enumerate(works):
-            full_macs[index, : len(work.sizes)] = np.array(work.sizes) * work.full_macs
+        full_macs = run.context.compute_batch_sizes(np.array(devices)) * run.context.full_macs
         zero = np.zeros(len(devices))
         tasks = RoundTasks(np.array(devices), full_macs, zero, zero)
         if self.settings.pace == "simulated":
@@ -296,7 +290,7 @@ class DeviceTransport:
         first_macs, total_macs = tasks.full_macs[:, 0], tasks.full_macs.sum(axis=1)
         speed = total_macs / round_seconds
         for index, device in enumerate(tasks.devices.tolist()):
-            curve = self._curves.get(device) or self._parse_hello_curve(device)
+            curve = self._curves.get(device) or self._read_hello_curve(device)
             if curve is not None:
                 slot = round_seconds * first_macs[index] / total_macs[index]
                 speed[index] = curve.share_within(slot) * first_macs[index] / slot
@@ -305,23 +299,19 @@ class DeviceTransport:
             tasks.devices, 0, now, speed, left, round_seconds, first_macs, total_macs, total_macs
         )
 
-    def _parse_hello_curve(self, device: int) -> StepTimeCurve | None:
-        raw = self.messages.hello_replies.get(device)
+    def _read_hello_curve(self, device: int) -> StepTimeCurve | None:
         try:
-            return None if raw is None else parse_curve(decode_message(raw, TrainReply)[0].curve)
-        except ValueError:
+            hello, _ = decode_message(self.messages.hello_replies[device], TrainReply)
+            return parse_curve(hello.curve)
+        except (LookupError, ValueError):
             return None
 
-    def _decide_outcomes(self, run: Run) -> dict[int, str]:
+    def _decide_outcomes(self, run: Run, replies: list[CheckedReply]) -> list[str]:
         """Apply the round rules to the replies and return how each task ended."""
-        devices = sorted(self.requests)
         round_seconds = run.fleet.round_seconds + self.settings.allowance
-        arrival, dropout = np.full(len(devices), np.inf), np.full(len(devices), np.inf)
-        steps = np.zeros(len(devices), np.int64)
-        for index, device in enumerate(devices):
-            reply = self.replies.get(device)
-            if reply is None:
-                continue
+        arrival, dropout = np.full((2, len(replies)), np.inf)
+        steps = np.zeros(len(replies), np.int64)
+        for index, reply in enumerate(replies):
             if reply.update is not None:
                 arrival[index] = reply.arrival if self._is_complete(reply.update) else np.inf
                 steps[index] = reply.update.steps
@@ -336,25 +326,10 @@ class DeviceTransport:
             round_seconds=round_seconds,
             deadline=max([round_seconds, *(reply.arrival for reply in self.replies.values())]),
         )
-        outcomes = {}
-        for index, device in enumerate(devices):
-            outcome = TaskOutcome(result.outcomes[index]).name.lower()
-            reply = self.replies.get(device)
-            if reply is not None and outcome not in MERGED_OUTCOMES:
-                reason = "" if reply.outcome == LATE else reply.outcome
-                outcome = reason or outcome
-            outcomes[device] = outcome
-        return outcomes
+        return [  # a reason says more than an outcome
+            TaskOutcome(outcome).name.lower() if reply.outcome in ("", LATE) else reply.outcome
+            for reply, outcome in zip(replies, result.outcomes, strict=True)
+        ]
 
     def _is_complete(self, update: Update) -> bool:
-        return update.steps == len(self.requests[update.device].work.sizes)
-
-
-def _estimate_speeds(
-    history: History, online: Collection[int], devices: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Return 1 / the seconds of each device's last task, and 0 for devices that are offline."""
-    seconds = [history[d].seconds if d in history else 0.0 for d in devices.tolist()]
-    with np.errstate(divide="ignore"):  # devices without a task count as the fastest
-        speeds = 1 / np.array(seconds)
-    return np.where([device in online for device in devices.tolist()], speeds, 0.0)
+        return update.steps == len(self.requests[update.device].manifest.batch_sizes)
