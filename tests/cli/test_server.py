@@ -21,4 +21,4 @@ def test_a_file_on_the_page_can_be_deployed(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     experiment = load_experiment(tmp_path / name)
     assert experiment.fleet.size == 3
-    check_experiment(experiment, 3)
+    check_experiment(experiment)

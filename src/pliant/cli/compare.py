@@ -25,22 +25,14 @@ def compare(
 
     Example: pliant compare methods.toml --target 0.95
 
-    Parameters
-    ----------
-    spec
-        A TOML file as for `pliant run`, with a table [matrix] of keys and their values.
-    overrides
-        key=value pairs that override the file, like rounds=20.
-    out
-        Folder for the runs; by default runs/NAME.
-    fresh
-        Run everything again; an existing folder is renamed to NAME.old-1, -2 and so on.
-    target
-        Accuracy for the columns that count rounds and seconds to the target.
-    tensorboard
-        Also write TensorBoard event files to FOLDER/tensorboard of each run.
-    json
-        Print JSON lines instead of a table.
+    Args:
+        spec: A TOML file as for `pliant run`, with a table [matrix] of keys and their values.
+        overrides: key=value pairs that override the file, like rounds=20.
+        out: Folder for the runs; by default runs/NAME.
+        fresh: Run everything again; an existing folder is renamed to NAME.old-1, -2 and so on.
+        target: Accuracy for the columns that count rounds and seconds to the target.
+        tensorboard: Also write TensorBoard event files to FOLDER/tensorboard of each run.
+        json: Print JSON lines instead of a table.
     """
     from pliant.analysis.summary import summarise
     from pliant.experiment.sweep import load_sweep, resolve_workers

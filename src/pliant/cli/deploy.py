@@ -34,14 +34,10 @@ def init(folder: Path, *, devices: int, host: tuple[str, ...] = ()) -> None:
 
     Example: pliant deploy init keys --devices 3 --host example.org
 
-    Parameters
-    ----------
-    folder
-        A new folder. A device needs only ca.crt and devices/NUMBER from it.
-    devices
-        Number of devices.
-    host
-        Names and addresses of the server, in addition to those of this machine.
+    Args:
+        folder: A new folder. A device needs only ca.crt and devices/NUMBER from it.
+        devices: Number of devices.
+        host: Names and addresses of the server, in addition to those of this machine.
     """
     from pliant.extras import require
 
@@ -71,31 +67,20 @@ def up(
 
     Example: pliant deploy up digits.toml --devices 3
 
-    Parameters
-    ----------
-    spec
-        TOML file of the experiment; by default FedAvg on the bundled digits.
-    overrides
-        key=value pairs that override the file.
-    devices
-        Devices to start; by default `fleet.size` of the file, or 3 without a file.
-    insecure
-        Use neither TLS nor keys.
-    port
-        Port of the server, on loopback.
-    out
-        Folder of the run; by default runs/NAME.
-    data
-        Data folder of the devices; by default the one that `pliant run` uses.
-    code
-        Folder of user code that devices may import; by default that of the files in the experiment.
-    allowance
-        Seconds for transport, in addition to a device's own time; with a split method, seconds of
-        silence after which the round continues without a device.
-    patience
-        Seconds to wait for devices at the start; later rounds wait for `allowance`.
-    pace
-        Let devices pace themselves by measured speed, or simulate the fleet of the file.
+    Args:
+        spec: TOML file of the experiment; by default FedAvg on the bundled digits.
+        overrides: key=value pairs that override the file.
+        devices: Devices to start; by default `fleet.size` of the file, or 3 without a file.
+        insecure: Use neither TLS nor keys.
+        port: Port of the server, on loopback.
+        out: Folder of the run; by default runs/NAME.
+        data: Data folder of the devices; by default the one that `pliant run` uses.
+        code: Folder of user code that devices may import; by default that of the files in the
+            experiment.
+        allowance: Seconds for transport, in addition to a device's own time; with a split method,
+            seconds of silence after which the round continues without a device.
+        patience: Seconds to wait for devices at the start; later rounds wait for `allowance`.
+        pace: Let devices pace themselves by measured speed, or simulate the fleet of the file.
     """
     from pliant.cli import server
     from pliant.experiment.config import load_experiment
@@ -129,7 +114,7 @@ def _run_federation(
 
     experiment = resize_fleet(described, devices)
     size = experiment.fleet.size
-    server.check_experiment(experiment, size)
+    server.check_experiment(experiment)
     # Validate before creating the folder.
     ServerSupervisor(select_server_kind(experiment), folder, settings, port=port)
     open_run(folder, experiment)

@@ -25,26 +25,16 @@ def device(
 
     Example: pliant device --server example.org:9092 --number 3 --keys keys
 
-    Parameters
-    ----------
-    server
-        HOST:PORT of the server.
-    number
-        This device's number, from 0.
-    keys
-        Folder with ca.crt and devices/NUMBER/key.
-    insecure
-        Use neither TLS nor a key; only for a server on loopback.
-    state
-        Folder for state that survives a restart; by default ~/.pliant/device-NUMBER.
-    cpu_share
-        Largest share of one core that training may use.
-    only_when_charging
-        Do not train on battery.
-    data
-        Data folder on this machine.
-    code
-        Folder of user code that experiments may import; without it, none is run.
+    Args:
+        server: HOST:PORT of the server.
+        number: This device's number, from 0.
+        keys: Folder with ca.crt and devices/NUMBER/key.
+        insecure: Use neither TLS nor a key; only for a server on loopback.
+        state: Folder for state that survives a restart; by default ~/.pliant/device-NUMBER.
+        cpu_share: Largest share of one core that training may use.
+        only_when_charging: Do not train on battery.
+        data: Data folder on this machine.
+        code: Folder of user code that experiments may import; without it, none is run.
     """
     from pliant.deploy.device.host import Limits
 

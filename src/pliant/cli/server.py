@@ -33,30 +33,19 @@ def server(
 
     Example: pliant server digits.toml --keys keys --host 0.0.0.0
 
-    Parameters
-    ----------
-    spec
-        TOML file of the experiment; `fleet.size` is the number of devices, `fleet.round_seconds`
-        the time that each has in a round.
-    overrides
-        key=value pairs that override the file, like rounds=20 or fleet.round_seconds=60.
-    keys
-        Folder made by `pliant deploy init`.
-    insecure
-        Use neither TLS nor keys; only on loopback.
-    host
-        Address to listen on.
-    port
-        Port to listen on.
-    out
-        Folder of the run; by default runs/NAME. If it already holds this run, the run resumes.
-    allowance
-        Seconds for transport, in addition to a device's own time; with a split method, seconds of
-        silence after which the round continues without a device.
-    patience
-        Seconds to wait for devices at the start; later rounds wait for `allowance`.
-    pace
-        Let devices pace themselves by measured speed, or simulate the fleet of the file.
+    Args:
+        spec: TOML file of the experiment; `fleet.size` is the number of devices,
+            `fleet.round_seconds` the time that each has in a round.
+        overrides: key=value pairs that override the file, like rounds=20 or fleet.round_seconds=60.
+        keys: Folder made by `pliant deploy init`.
+        insecure: Use neither TLS nor keys; only on loopback.
+        host: Address to listen on.
+        port: Port to listen on.
+        out: Folder of the run; by default runs/NAME. If it already holds this run, the run resumes.
+        allowance: Seconds for transport, in addition to a device's own time; with a split method,
+            seconds of silence after which the round continues without a device.
+        patience: Seconds to wait for devices at the start; later rounds wait for `allowance`.
+        pace: Let devices pace themselves by measured speed, or simulate the fleet of the file.
     """
     from pliant.deploy.security.certificates import check_fleet_keys
     from pliant.deploy.supervise.federation import open_run, select_server_kind
@@ -66,7 +55,7 @@ def server(
     if (keys is None) != insecure:
         raise ValueError("Expected either --keys FOLDER (see `pliant deploy init`) or --insecure")
     experiment, folder = load_experiment(spec, overrides), out or Path("runs") / spec.stem
-    check_experiment(experiment, experiment.fleet.size)
+    check_experiment(experiment)
     if keys is not None:
         check_fleet_keys(keys, experiment.fleet.size)
     settings = make_server_settings(allowance, patience, pace)
@@ -76,20 +65,20 @@ def server(
     return show_rounds(supervisor, experiment, folder, format_address(host, port, keys))
 
 
-def check_experiment(experiment: "Experiment", count: int) -> None:
+def check_experiment(experiment: "Experiment") -> None:
     """Build an experiment once, to find errors before creating a folder."""
     from pliant.experiment.build import build_experiment
     from pliant.split import AnySplit
     from pliant.split.session import Session
 
     net, data = build_experiment(experiment)
-    method = experiment.method
+    method, fleet, count = experiment.method, experiment.fleet, len(data)
     if isinstance(method, AnySplit):
-        if count != len(data):
+        if fleet.size != count:
             raise ValueError(
-                f"Expected {len(data)} devices, one per client of the data, got {count}"
+                f"Expected {count} devices, one per client of the data, got {fleet.size}"
             )
-        Session(method, net, data, experiment.fleet, experiment.seed, only_client=0)
+        Session(method, net, data, fleet, experiment.seed, only_client=0)
 
 
 def make_server_settings(allowance: float, patience: float, pace: PaceName) -> "ServerSettings":
