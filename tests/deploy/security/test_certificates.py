@@ -9,10 +9,10 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from pliant.deploy.security import certificates
 from pliant.deploy.security.certificates import (
     check_fleet_keys,
-    check_host,
     check_private_file,
     find_device_files,
     make_keys,
+    parse_host,
 )
 
 
@@ -87,7 +87,7 @@ def test_an_invalid_host_is_refused_and_leaves_no_folder(tmp_path, host):
 
 @pytest.mark.parametrize("host", ["example.org", "vm-3", "my_host", "10.0.0.7", "fe80::1", "a1.b2"])
 def test_names_and_addresses_are_hosts(host):
-    check_host(host, "a host")
+    parse_host(host, "a host")
 
 
 def test_keys_are_written_completely_or_not_at_all(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from pliant.deploy.grpc.channel import MAX_PENDING_REQUESTS
 from pliant.deploy.grpc.device import SplitDevice, TrainingDeclined
 from pliant.deploy.grpc.server import GRPC_METHOD, GRPC_SERVICE, KEEPALIVE_MS, PING_TIMEOUT_MS
 from pliant.deploy.messages import MalformedMessage, decode_message, encode_message
-from pliant.deploy.security import challenge
+from pliant.deploy.security import certificates
 from pliant.deploy.security.probe import detect_protocol, parse_server_address
 from pliant.deploy.settings import run_process
 from pliant.extras import require
@@ -114,9 +114,8 @@ class GrpcClient:
     def _run_stream(self) -> None:
         outgoing: queue.Queue[bytes | None] = queue.Queue(2 * MAX_PENDING_REQUESTS + 4)
         with self._open_channel() as channel:
-            self._call = channel.stream_stream(f"/{GRPC_SERVICE}/{GRPC_METHOD}")(
-                iter(outgoing.get, None)
-            )
+            open_stream = channel.stream_stream(f"/{GRPC_SERVICE}/{GRPC_METHOD}")
+            self._call = open_stream(iter(outgoing.get, None))
             try:
                 outgoing.put(encode_message(frames.Hello(self.device.number, self.process)))
                 for raw in self._call:
@@ -144,14 +143,14 @@ class GrpcClient:
     def _sign(self, request: frames.Challenge) -> bytes:
         if self.ca is None or self.key is None:
             return b""
-        name = challenge.read_federation_name(self.ca)
+        name = certificates.read_federation_name(self.ca)
         if request.federation_name != name:
-            is_insecure = request.federation_name == challenge.INSECURE_FEDERATION
+            is_insecure = request.federation_name == certificates.INSECURE_FEDERATION
             other = "one without keys" if is_insecure else "another"
             raise PermissionError(
                 f"{self.server}: expected the federation of {self.ca}, got {other}"
             )
-        return challenge.sign_challenge(self.key, request.nonce, name, self.device.number)
+        return certificates.sign_challenge(self.key, request.nonce, name, self.device.number)
 
 
 def main(setup: DeviceSetup) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from pliant.deploy.grpc import frames
 from pliant.deploy.grpc.channel import DeviceChannel
 from pliant.deploy.messages import MalformedMessage, decode_message, encode_message
-from pliant.deploy.security import challenge
+from pliant.deploy.security import certificates
 from pliant.extras import require
 
 log = logging.getLogger("pliant")
@@ -47,10 +47,10 @@ class GrpcServer:
     ) -> None:
         grpc: Any = require("grpc", "deploy")
         self._grpc, self._channels, self._experiment = grpc, channels, experiment
-        self._public_keys = None if keys is None else challenge.read_public_keys(keys)
-        self._federation_name = challenge.INSECURE_FEDERATION
+        self._public_keys = None if keys is None else certificates.read_public_keys(keys)
+        self._federation_name = certificates.INSECURE_FEDERATION
         if keys is not None:
-            self._federation_name = challenge.read_federation_name(keys / "ca.crt")
+            self._federation_name = certificates.read_federation_name(keys / "ca.crt")
         self._refused_processes: dict[int, str] = {}  # by device: the last duplicate
         handler = grpc.stream_stream_rpc_method_handler(self._handle_stream)  # bytes in, bytes out
         service = grpc.method_handlers_generic_handler(GRPC_SERVICE, {GRPC_METHOD: handler})
@@ -131,7 +131,7 @@ class GrpcServer:
         nonce = secrets.token_bytes(32)
         yield encode_message(frames.Challenge(nonce, self._federation_name))
         proof = _receive_header(requests, frames.Proof)
-        if self._public_keys is not None and not challenge.is_signature_valid(
+        if self._public_keys is not None and not certificates.is_signature_valid(
             self._public_keys, proof.signature, nonce, self._federation_name, hello.device
         ):
             raise StreamRefused("UNAUTHENTICATED", f"{name}: expected a registered key")

@@ -1,4 +1,7 @@
-"""The keys of a federation: certificate authority, server certificate, one key per device."""
+"""The keys of a federation: certificate authority, server certificate, one key per device.
+
+A device proves that it has its key by signing the server's nonce and the federation's name.
+"""
 
 import ipaddress
 import os
@@ -9,9 +12,11 @@ import socket
 import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -19,10 +24,14 @@ from cryptography.x509.oid import NameOID
 from pliant.storage import formats
 
 PrivateKey = ec.EllipticCurvePrivateKey
+PublicKeys = dict[int, ec.EllipticCurvePublicKey]
 PEM = serialization.Encoding.PEM
 CURVE = ec.SECP384R1()
 AUTHORITY_NAME = "pliant authority"
 VALID_YEARS = 5
+SIGNATURE_CONTEXT = b"pliant split learning 1\x00"
+SIGNATURE_ALGORITHM = ec.ECDSA(hashes.SHA384())
+INSECURE_FEDERATION = "insecure"  # the name of a federation without keys
 FORMAT_FILE = "format"  # beside each device's key
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _HOST_LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
@@ -36,8 +45,11 @@ def make_keys(folder: Path, *, devices: int, hosts: Sequence[str] = ()) -> list[
     Secrets are readable by their owner only. A device needs `ca.crt` and its own folder. The server
     certificate is valid for this machine's own names and for `hosts`.
     """
-    for host in hosts:
-        check_host(host, "--host with a host name or an address")
+    own_names = filter(_HOST_NAME.fullmatch, [socket.gethostname()])
+    names = [
+        parse_host(host, "--host with a host name or an address")
+        for host in dict.fromkeys((*LOCAL_HOSTS, *own_names, *hosts))
+    ]
     if devices < 1:
         raise ValueError(f"Expected one device or more, got {devices}")
     if folder.exists() and any(folder.iterdir()):
@@ -45,8 +57,6 @@ def make_keys(folder: Path, *, devices: int, hosts: Sequence[str] = ()) -> list[
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))  # owner only
     try:
-        own_names = filter(_HOST_NAME.fullmatch, [socket.gethostname()])
-        names = tuple(dict.fromkeys((*LOCAL_HOSTS, *own_names, *hosts)))
         paths = _write_keys(draft, devices, names)
         draft.replace(folder)
     except BaseException:
@@ -55,7 +65,7 @@ def make_keys(folder: Path, *, devices: int, hosts: Sequence[str] = ()) -> list[
     return [folder / path.relative_to(draft) for path in paths]
 
 
-def _write_keys(folder: Path, devices: int, hosts: Sequence[str]) -> list[Path]:
+def _write_keys(folder: Path, devices: int, hosts: Sequence[x509.GeneralName]) -> list[Path]:
     authority_key, server_key = (ec.generate_private_key(CURVE) for _ in range(2))
     authority = _make_certificate(AUTHORITY_NAME, authority_key, authority_key)
     server = _make_certificate("pliant server", server_key, authority_key, hosts)
@@ -87,13 +97,14 @@ def make_device_key(folder: Path) -> list[Path]:
     ]
 
 
-def check_host(host: str, expected: str) -> None:
-    """Raise ValueError if this is neither a host name nor an address."""
+def parse_host(host: str, expected: str) -> x509.GeneralName:
+    """Return a host name or an address; raise ValueError if it is neither."""
     try:
-        ipaddress.ip_address(host)
+        return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         if not _HOST_NAME.fullmatch(host):
             raise ValueError(f"Expected {expected}, got {host!r}") from None
+        return x509.DNSName(host)
 
 
 def check_fleet_keys(keys: Path, size: int) -> None:
@@ -112,12 +123,12 @@ def check_fleet_keys(keys: Path, size: int) -> None:
 def find_device_files(keys: Path, number: int) -> tuple[Path, Path]:
     """Return the paths of the authority's certificate and of a device's key."""
     key = keys / "devices" / str(number) / "key"
-    if key.parent.is_dir():
-        _check_format(keys, number)
-    if not key.is_file():
+    if not key.parent.is_dir():
         raise FileNotFoundError(
             f"{keys} has no device {number}; it has {_format_numbers(_list_devices(keys))}"
         )
+    _check_format(keys, number)
+    _check_file(key)
     return keys / "ca.crt", key
 
 
@@ -165,7 +176,7 @@ def check_private_file(path: Path) -> None:
 
 
 def _make_certificate(
-    name: str, key: PrivateKey, authority_key: PrivateKey, hosts: Sequence[str] = ()
+    name: str, key: PrivateKey, authority_key: PrivateKey, hosts: Sequence[x509.GeneralName] = ()
 ) -> x509.Certificate:
     now, signer = datetime.now(UTC), authority_key.public_key()
     is_authority = key is authority_key
@@ -183,8 +194,7 @@ def _make_certificate(
         .add_extension(_make_key_usage(is_authority), critical=True)
     )
     if hosts:
-        names = x509.SubjectAlternativeName([_make_general_name(host) for host in hosts])
-        builder = builder.add_extension(names, critical=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
     return builder.sign(authority_key, hashes.SHA384())
 
 
@@ -206,13 +216,6 @@ def _make_key_usage(is_authority: bool) -> x509.KeyUsage:
     )
 
 
-def _make_general_name(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
-
-
 def _encode_key(key: PrivateKey, key_format: serialization.PrivateFormat) -> bytes:
     return key.private_bytes(PEM, key_format, serialization.NoEncryption())
 
@@ -221,3 +224,45 @@ def _write_file(path: Path, raw: bytes, *, is_secret: bool = False) -> Path:
     path.touch(0o600 if is_secret else 0o666, exist_ok=False)
     path.write_bytes(raw)
     return path
+
+
+def read_federation_name(ca: Path) -> str:
+    """Return the federation's name: the digest of its authority's certificate."""
+    return sha256(ca.read_bytes()).hexdigest()
+
+
+def read_public_keys(folder: Path) -> PublicKeys:
+    public_keys: PublicKeys = {}
+    for number in _list_devices(folder):
+        path = folder / "devices" / str(number) / "key.pub"
+        key = serialization.load_ssh_public_key(path.read_bytes())
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError(f"{path}: expected a key of `pliant deploy init`")
+        public_keys[number] = key
+    return public_keys
+
+
+def sign_challenge(key_path: Path, nonce: bytes, federation_name: str, device: int) -> bytes:
+    key = serialization.load_ssh_private_key(key_path.read_bytes(), None)
+    if not isinstance(key, PrivateKey):
+        raise ValueError(f"{key_path}: expected a key of `pliant deploy init`")
+    return key.sign(_build_signed_message(nonce, federation_name, device), SIGNATURE_ALGORITHM)
+
+
+def is_signature_valid(
+    public_keys: PublicKeys, signature: bytes, nonce: bytes, federation_name: str, device: int
+) -> bool:
+    """Return whether a signature was made with the device's registered key."""
+    if device not in public_keys:
+        return False
+    try:
+        public_keys[device].verify(
+            signature, _build_signed_message(nonce, federation_name, device), SIGNATURE_ALGORITHM
+        )
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _build_signed_message(nonce: bytes, federation_name: str, device: int) -> bytes:
+    return SIGNATURE_CONTEXT + nonce + federation_name.encode() + b"\x00" + str(device).encode()

@@ -33,13 +33,8 @@ def register_devices(keys: Path, registry_path: Path, superlink: str, run_flwr: 
     with suppress(FileNotFoundError, msgspec.DecodeError):
         entries = msgspec.json.decode(registry_path.read_bytes(), type=dict[str, NodeEntry])
     folders = sorted(path for path in (keys / "devices").iterdir() if path.is_dir())
-    key_folders = {(folder / "key.pub").read_text().strip(): folder for folder in folders}
-    outdated = [
-        key
-        for key, entry in entries.items()
-        if key not in key_folders or key_folders[key].name != entry.device
-    ]
-    for key in outdated:
+    devices = {(folder / "key.pub").read_text().strip(): folder.name for folder in folders}
+    for key in [key for key, entry in entries.items() if devices.get(key) != entry.device]:
         entry = entries.pop(key)
         completed = run_flwr("supernode", "unregister", entry.node, superlink)
         output = summarise_output(completed)
@@ -49,7 +44,7 @@ def register_devices(keys: Path, registry_path: Path, superlink: str, run_flwr: 
             )
 
     def register_key(key: str) -> NodeEntry | None:
-        path, name = key_folders[key] / "key.pub", key_folders[key].name
+        name, path = devices[key], keys / "devices" / devices[key] / "key.pub"
         completed = run_flwr("supernode", "register", str(path), superlink, "--name", name)
         match = re.search(r"SuperNode (\d+) registered", completed.stdout)
         if completed.returncode == 0 and match is not None:
@@ -58,7 +53,7 @@ def register_devices(keys: Path, registry_path: Path, superlink: str, run_flwr: 
             return None  # registered before the list was written
         raise ChildProcessError(f"device {name} was not registered: {summarise_output(completed)}")
 
-    new_keys = [key for key in key_folders if key not in entries]
+    new_keys = [key for key in devices if key not in entries]
     with ThreadPoolExecutor(MAX_PARALLEL_CALLS) as pool:
         new_entries = list(pool.map(register_key, new_keys))
     entries |= {key: entry for key, entry in zip(new_keys, new_entries, strict=True) if entry}

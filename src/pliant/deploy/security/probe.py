@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from pliant.deploy.security.certificates import LOCAL_HOSTS, check_host, check_private_file
+from pliant.deploy.security.certificates import LOCAL_HOSTS, check_private_file, parse_host
 from pliant.deploy.settings import PORTS
 
 log = logging.getLogger("pliant")
@@ -30,7 +30,7 @@ def parse_server_address(server: str, ca: Path | None, key: Path | None) -> tupl
         raise ValueError(f"Expected --server HOST:PORT, got {server!r}")
     if int(port) not in PORTS:
         raise ValueError(f"Expected --server HOST:PORT with a port from 1 to 65535, got {server!r}")
-    check_host(host, "--server HOST:PORT with a host name or an address")
+    parse_host(host, "--server HOST:PORT with a host name or an address")
     check_loopback(host, has_keys=ca is not None and key is not None)
     if ca is not None:
         _make_tls_context(ca)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from pliant.deploy.device.host import Limits
-from pliant.deploy.security.certificates import check_fleet_keys
+from pliant.deploy.security.certificates import check_fleet_keys, find_device_files
 from pliant.deploy.security.probe import ServerKind
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.node import DeviceSupervisor
@@ -42,14 +42,10 @@ class Federation:
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
         try:
             for number in range(experiment.fleet.size):
+                ca, key = find_device_files(keys, number) if keys else (None, None)
+                state, address = folder / "devices" / str(number), self.server.address
                 device = DeviceSupervisor(
-                    kind,
-                    number,
-                    self.server.address,
-                    folder / "devices" / str(number),
-                    limits or Limits(),
-                    ca=None if keys is None else keys / "ca.crt",
-                    key=None if keys is None else keys / "devices" / str(number) / "key",
+                    kind, number, address, state, limits or Limits(), ca=ca, key=key
                 )
                 self.devices.append(device)
         except BaseException:
