@@ -8,10 +8,10 @@ from tests.deploy.in_process import (
     serve_rounds,
 )
 
-from pliant.deploy.device.calibration import StoredCurve
 from pliant.deploy.messages import TrainReply, TrainRequest, decode_message, encode_message
 from pliant.deploy.server.replies import RawReply
 from pliant.deploy.server.rounds import NotEnoughDevices
+from pliant.deploy.step_times import StoredCurve
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.run_store import read_records
 from pliant.storage.formats import STEP_TIME_CURVE

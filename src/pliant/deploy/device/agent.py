@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from pliant.deploy.device.calibration import load_or_calibrate, write_curve
 from pliant.deploy.device.host import Limits, read_host
 from pliant.deploy.device.pacing import MeasuredPacer, SimulatedPacer
 from pliant.deploy.device.state import load_device_state, save_device_state
@@ -23,7 +22,7 @@ from pliant.deploy.messages import (
     encode_message,
 )
 from pliant.deploy.settings import Pace
-from pliant.deploy.step_times import StepTimeCurve
+from pliant.deploy.step_times import StepTimeCurve, load_or_calibrate, write_curve
 from pliant.engine.local_work import LocalWork, WorkerContext, iter_steps
 from pliant.experiment.build import build_run_context
 from pliant.experiment.config import Experiment
