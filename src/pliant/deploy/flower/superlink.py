@@ -4,29 +4,25 @@ Flower serves devices, runs and control on one port, and its control routes requ
 Devices need only the fleet routes, so all others are restricted to this machine.
 """
 
-from collections.abc import Awaitable, Callable, MutableMapping
 from ipaddress import ip_address
 from typing import Any
 
-FLEET_ROUTES = ("/v1/fleet/", "/health")
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+FLEET_ROUTES = ("/v1/fleet/", "/health")
 
 
 class FleetOnlyMiddleware:
     """Answer 403 to other machines on all but the fleet routes."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not is_allowed(scope):
-            await send({"type": "http.response.start", "status": 403, "headers": []})
-            await send({"type": "http.response.body", "body": b"closed to other machines\n"})
-            return
-        await self.app(scope, receive, send)
+        is_refused = scope["type"] == "http" and not is_allowed(scope)
+        app = PlainTextResponse("closed to other machines\n", 403) if is_refused else self.app
+        await app(scope, receive, send)
 
 
 def is_allowed(scope: Scope) -> bool:
