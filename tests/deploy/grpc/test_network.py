@@ -103,10 +103,10 @@ def test_a_device_whose_part_has_other_shapes_is_named_and_left_out(keys, tmp_pa
     execute = devices[2]._execute
 
     def execute_wrongly(request, tensors):
-        result = execute(request, tensors)
+        shape, result = execute(request, tensors)
         if request.kind != "params":
-            return result
-        return {name: tensor[:1] for name, tensor in result.items()}
+            return shape, result
+        return shape, {name: tensor[:1] for name, tensor in result.items()}
 
     devices[2]._execute = execute_wrongly
     records = run_with_devices(experiment, tmp_path, keys, devices, pace="measured")

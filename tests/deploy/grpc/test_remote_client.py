@@ -49,10 +49,10 @@ class InflatingDevice(SplitDevice):
     kind = "params"
 
     def _execute(self, request, tensors):
-        result = super()._execute(request, tensors)
+        shape, result = super()._execute(request, tensors)
         if request.kind != self.kind:
-            return result
-        return {
+            return shape, result
+        return shape, {
             name: torch.full_like(tensor, 3e37) if name.endswith("weight") else tensor
             for name, tensor in result.items()
         }

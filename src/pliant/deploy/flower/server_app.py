@@ -4,17 +4,13 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from pliant.deploy.settings import FAILURE_FILE, PID_FILE, SETTINGS_FILE
+from pliant.deploy.settings import FAILURE_FILE, PID_FILE, SETTINGS_FILE, ServerSettings
 from pliant.storage import atomic
-
-if TYPE_CHECKING:
-    from pliant.engine.ledger import RoundRecord
 
 app = ServerApp()
 
@@ -47,13 +43,12 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
-def _serve_folder(grid: Grid, folder: Path) -> "Iterator[RoundRecord]":
+def _serve_folder(grid: Grid, folder: Path) -> Iterator[object]:
     import torch
 
     from pliant.deploy.flower.transport import FlowerTransport
     from pliant.deploy.messages import TrainRequest, encode_message
     from pliant.deploy.server.rounds import DeviceTransport, serve
-    from pliant.deploy.settings import ServerSettings
     from pliant.experiment.build import build_run_context
     from pliant.experiment.config import load_run_config
     from pliant.value import encode

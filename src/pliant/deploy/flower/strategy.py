@@ -1,17 +1,7 @@
 """Use pliant's methods in an existing Flower app: a ClientApp and a strategy.
 
-    # client_app.py
-    from pliant.deploy.flower.strategy import make_client_app
-
-    app = make_client_app(Path("state"))
-
-    # server_app.py
-    from pliant.deploy.flower.strategy import PliantStrategy
-
-    strategy = PliantStrategy(experiment)
-    strategy.start(grid, strategy.arrays(), …)
-
-Both work under `flwr run`, including simulation. Flower runs the rounds: no ledger, no records.
+Both work under `flwr run`, including simulation; `examples/flower_app` is a complete app. Flower
+runs the rounds: no ledger, no records.
 """
 
 from collections.abc import Iterable
@@ -57,10 +47,9 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
     """Run any of pliant's methods as a Flower strategy, with pliant's validation of updates."""
 
     def __init__(self, experiment: Experiment, settings: ServerSettings | None = None) -> None:
-        context = build_run_context(experiment)
         self._experiment = experiment
         self._settings = settings or ServerSettings()
-        self._run = make_run(experiment, context)
+        self._run = make_run(experiment, build_run_context(experiment))
         self._transport: DeviceTransport | None = None
         self.rejected: dict[int, str] = {}  # of the last round
 

@@ -85,9 +85,8 @@ class FlowerTransport:
                 del self.device_of_node[other]  # the device was restarted
             self.device_of_node[node] = device
             self.hello_replies[device] = raw
-        now = self._clock()
-        for message_id in [key for key, (_, end) in self._pending_hellos.items() if end < now]:
-            del self._pending_hellos[message_id]
+        pending, now = self._pending_hellos.items(), self._clock()
+        self._pending_hellos = {key: hello for key, hello in pending if hello[1] >= now}
 
     def make_messages(
         self, requests: Mapping[int, bytes], *, round: int, seconds: float

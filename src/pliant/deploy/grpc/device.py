@@ -70,17 +70,14 @@ class SplitDevice:
 
     def handle_request(self, request: frames.SplitRequest, tensors: Params) -> bytes | None:
         """Execute a request unless it was done before; return the reply, if there is one."""
-        self._pending_replies = {
-            number: frame
-            for number, frame in self._pending_replies.items()
-            if number > request.received_up_to
-        }
+        for number in [n for n in self._pending_replies if n <= request.received_up_to]:
+            del self._pending_replies[number]
         if request.number <= self._done_up_to:
             return self._pending_replies.get(request.number)
         if request.number != self._done_up_to + 1:
             raise MalformedMessage(f"request {self._done_up_to + 1}, got {request.number}")
         start = self.clock()
-        result = self._execute(request, tensors)
+        shape, result = self._execute(request, tensors)
         elapsed = self.clock() - start
         seconds = 0.0
         if request.kind in ("ask", "learn", "drop"):
@@ -89,25 +86,18 @@ class SplitDevice:
             self._batch_seconds += self.clock() - start
         if request.kind in ("learn", "drop"):
             seconds, self._batch_seconds = self._batch_seconds, 0.0
-        self._done_up_to = request.number
-        frame = self._encode_reply(result, seconds)
-        self._pending_replies[self._done_up_to] = frame
+        self._done_up_to = done = request.number
+        saved = self._saved_up_to if self._is_batch_open else done
+        frame = encode_message(frames.SplitReply(done, saved, seconds, shape), result)
+        self._pending_replies[done] = frame
         if not self._is_batch_open:
             self._save()
         return frame
 
-    def _encode_reply(self, result: Message | Params | None, seconds: float) -> bytes:
-        done = self._done_up_to
-        saved = self._saved_up_to if self._is_batch_open else done
-        if not isinstance(result, Message):
-            return encode_message(frames.SplitReply(done, saved, seconds), result)
-        tensors = {
-            frames.ACTIVATIONS: frames.bytes_to_tensor(result.body),
-            frames.LABELS: frames.bytes_to_tensor(result.labels),
-        }
-        return encode_message(frames.SplitReply(done, saved, seconds, result.shape), tensors)
-
-    def _execute(self, request: frames.SplitRequest, tensors: Params) -> Message | Params | None:
+    def _execute(
+        self, request: frames.SplitRequest, tensors: Params
+    ) -> tuple[tuple[int, ...], Params]:
+        """Return the shape of the activations, if there are any, and the tensors of the reply."""
         client, kind = self._client, request.kind
         if kind == "ask":
             batch = request.batch
@@ -119,11 +109,14 @@ class SplitDevice:
             client.request_batch(batch)
             self._is_batch_open = True
             message = client.forward() if batch.needs_activation else None
-            return message if isinstance(message, Message) else None
+            if not isinstance(message, Message):
+                return (), {}
+            parts = {frames.ACTIVATIONS: message.body, frames.LABELS: message.labels}
+            return message.shape, {n: frames.bytes_to_tensor(raw) for n, raw in parts.items()}
         if kind == "params":
-            return client.params
+            return (), client.params
         if kind == "state":
-            return client.state_dict()
+            return (), client.state_dict()
         if kind == "learn":
             gradient = tensors.get(frames.GRADIENT)
             client.backward(None if gradient is None else frames.tensor_to_bytes(gradient))
@@ -136,7 +129,7 @@ class SplitDevice:
         else:
             client.load_state_dict(tensors)
         self._is_batch_open = False
-        return None
+        return (), {}
 
     def check_limits(self) -> None:
         """Raise `TrainingDeclined` if the owner's limits do not allow training now."""

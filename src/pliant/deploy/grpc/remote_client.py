@@ -4,6 +4,7 @@ The server keeps a copy of the part as it last saw it. A device receives this co
 rejoins, and training continues from it if the device never returns.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 
@@ -15,6 +16,8 @@ from pliant.methods.validation import check_tensors, check_values, make_specs, s
 from pliant.params import Params, clone, select_subtree
 from pliant.split.client import BatchRequest, LocalClient
 from pliant.split.payload import Message
+
+log = logging.getLogger("pliant")
 
 
 class RemoteClient:
@@ -39,6 +42,7 @@ class RemoteClient:
         if epoch != self._channel_epoch:
             if self.channel.send_request("restore", self.server_copy.state_dict()) is None:
                 return False
+            log.info("device %s joined", self.channel.device)
             self._channel_epoch = epoch
             self._has_stale_state = self._has_stale_params = False
             self._has_sent_params = True

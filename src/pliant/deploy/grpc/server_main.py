@@ -108,31 +108,18 @@ class SplitServerRun:
         return WallClockEnvironment(fleet, round_macs, self.clients, settings.seed, selected)
 
     def _wait_for_devices(self) -> None:
-        """Wait for all devices at first, and for a quorum in later rounds.
-
-        After `patience` seconds the first round, too, starts with a quorum: a restarted server
-        does not know which devices had left.
-        """
+        """Wait for all devices at first; for a quorum in later rounds, or after `patience`."""
+        # a restarted server does not know which devices had left
         quorum = max(1, self._experiment.rules.quorum_size(len(self.clients)))
         expected = quorum if self._has_started else len(self.clients)
         end = time.monotonic() + self._settings.patience
-        while (count := self._join_devices()) < expected:
+        while (count := sum(remote.join_round() for remote in self.clients.values())) < expected:
             if time.monotonic() > end:
                 if count >= quorum:
                     break
                 raise NotEnoughDevices(f"expected {quorum} or more devices online, got {count}")
             time.sleep(min(POLL_SECONDS, 0.05))
         self._has_started = True
-
-    def _join_devices(self) -> int:
-        count = 0
-        for device, remote in self.clients.items():
-            was_in_round = remote.channel.is_in_round
-            if remote.join_round():
-                count += 1
-                if not was_in_round:
-                    log.info("device %s joined", device)
-        return count
 
 
 def main(setup: SplitServerSetup) -> None:

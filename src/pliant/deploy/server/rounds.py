@@ -69,9 +69,8 @@ def serve(
         run = make_run(transport.experiment, context, store)
         is_empty = [r.merged == 0 for r in read_records(folder) if isinstance(r, RoundRecord)]
         run.repeated_rounds = sum(is_empty)
-        consecutive = len(list(takewhile(bool, reversed(is_empty))))
-        # A run that has given up may retry as often again.
-        consecutive %= retries + 1
+        # a run that has given up may retry as often again
+        consecutive = len(list(takewhile(bool, reversed(is_empty)))) % (retries + 1)
         for record in run_rounds(run, transport, store):
             yield record
             consecutive = 0 if record.merged else consecutive + 1
@@ -126,12 +125,7 @@ class DeviceTransport:
         self.replies: dict[int, CheckedReply] = {}
 
     def select(self, run: Run) -> list[int]:
-        """Wait for devices and select among them; if all are online, as the simulator does.
-
-        The first round waits up to `patience` for enough devices, later rounds up to `allowance`.
-        Then the round starts with the devices that are online, unless they are fewer than the
-        quorum.
-        """
+        """Wait for devices and select among them; if all are online, as the simulator does."""
         self._opened_at = self.clock()
         fleet, settings, history = run.fleet, run.settings, run.state.history
         target = min(settings.rules.selection_size(run.target_updates), fleet.size)
@@ -246,9 +240,8 @@ class DeviceTransport:
         """Return for each device its encoded request and what a valid reply to it looks like."""
         context, shared, number = run.context, run.shared_params, run.state.next_round
         choices, pace = self._choose_rows(run, devices), self.settings.pace
-        seconds = run.fleet.round_seconds
-        if run.settings.rules.late == "wait":
-            seconds *= MAX_WAIT_ROUNDS
+        is_waiting = run.settings.rules.late == "wait"
+        seconds = self._window(run) if is_waiting else run.fleet.round_seconds
         requests = {}
         for device in devices:
             work = context.plan_work(device)

@@ -83,9 +83,8 @@ class DeviceSupervisor(Supervisor):
 
 
 def _start_process(setup: DeviceSetup, name: str, command: list[str]) -> ChildProcess:
-    return ChildProcess(
-        command, _log_path(setup, name), make_process_env(Path(setup.folder) / "flower")
-    )
+    env = make_process_env(Path(setup.folder) / "flower")
+    return ChildProcess(command, _log_path(setup, name), env)
 
 
 def _log_path(setup: DeviceSetup, name: str) -> Path:
@@ -169,7 +168,5 @@ class _FlowerDevice:
 
 
 def _find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

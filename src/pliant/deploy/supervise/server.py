@@ -79,7 +79,7 @@ class ServerSupervisor(Supervisor):
     ) -> None:
         require_transport(kind)
         check_loopback(host, has_keys=keys is not None)
-        is_split = kind == "split"
+        self._is_split = is_split = kind == "split"
         folder = folder.resolve()
         if keys is not None:
             keys = keys.resolve()
@@ -91,7 +91,6 @@ class ServerSupervisor(Supervisor):
         check_port(host, port)
         self.address = format_local_address(host, port)
         self._settings, self._follower = settings, RunFollower(folder)
-        self._is_split = is_split
         make_backend = _SplitServer if is_split else _FlowerServer
         self._backend = make_backend(folder, host, port, keys)
         run = Service(
@@ -259,7 +258,6 @@ class _FlowerServer:
             capture_output=True,
             text=True,
             timeout=START_SECONDS,
-            check=False,
         )
 
 
