@@ -11,11 +11,13 @@ from tests.methods.tiny_runs import (
     make_state,
     make_update,
 )
+from torch import nn
 
 from pliant.methods import Coherent, Distreal, Elfish, FedDropout, FedRolex, Fjord, HeteroFl
 from pliant.methods.aggregation import build_trained_subnet
-from pliant.methods.base import TaskKey
+from pliant.methods.base import TaskKey, Update
 from pliant.methods.elfish import ElfishState
+from pliant.nn.elastic import elastic
 from pliant.nn.pareto_table import ParetoTable
 from pliant.params import get_params
 
@@ -203,6 +205,27 @@ def test_elfish_weights_a_device_by_the_share_of_filters_it_trained():
     torch.testing.assert_close(get_weights(state), [(0.5 - 2) / 1.5, 2 / 1.5])
     contributions = Elfish().broadcast(state)["0"]
     torch.testing.assert_close(contributions.tolist(), [1.0, 2 / 1.5])
+
+
+class _Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 1, bias=False), nn.Linear(2, 2, bias=False)
+
+    def forward(self, x):
+        left, right = self.conv(x).chunk(2, 1)
+        return self.head((left * right).mean((2, 3)))
+
+
+def test_elfish_adds_what_parts_with_one_mask_moved():
+    net = elastic(_Gated(), torch.zeros(1, 1, 2, 2))
+    assert net.sizes == (2,)
+    params = get_params(net.module)
+    delta = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+    delta["conv.weight"] = torch.tensor([3.0, 5.0, 4.0, 12.0]).view(4, 1, 1, 1)
+    update = Update(0, delta, 2, 1, 1.0, 0.0, subnet_steps=((net.full, 1),))
+    state = Elfish().merge(net, ElfishState(params), [update])
+    assert Elfish().broadcast(state)["0"].tolist() == [5.0, 13.0]
 
 
 def test_elfish_keeps_what_moved_most_and_rotates_the_rest():

@@ -28,7 +28,7 @@ from tests.nn.masked_rules import (
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-Layer = tuple[int, Tensor, float]  # site id, mask over output channels, scale 1/q
+Layer = tuple[int, Tensor, float]  # site id, mask over output channels (repeated), scale 1/q
 Rule = Callable[[Operation, Sequence[Any], dict[str, Any]], Result]
 
 _RULES: dict[Rule, str] = {
@@ -85,7 +85,7 @@ def _find_weight(net: nn.Module, path: str, layer: Layer) -> Tensor:
     weight = parameters.get(f"{path}.weight", parameters.get(path))
     if weight is None:
         raise LookupError(f"Expected a layer or a parameter of the network, got {path!r}")
-    if layer[1].dtype != torch.bool or layer[1].shape != weight.shape[:1]:
+    if layer[1].dtype != torch.bool or layer[1].dim() != 1 or weight.shape[0] % len(layer[1]):
         expected = f"Expected a bool mask over {weight.shape[0]} output channels of {path}"
         raise ValueError(f"{expected}, got {layer[1].dtype} of shape {tuple(layer[1].shape)}")
     return weight
@@ -206,9 +206,12 @@ def _run_layer(
         return Value(data)
     site, mask, scale = layer
     pending = frozenset({(site, float(scale))})
-    presence = mask.tolist()
+    presence = mask.tolist() * (data.shape[axis] // len(mask))
     return mask_channels(
         data,
         axis,
-        [Channel(is_present, ("site", site, c), pending) for c, is_present in enumerate(presence)],
+        [
+            Channel(is_present, ("site", site, c % len(mask)), pending)
+            for c, is_present in enumerate(presence)
+        ],
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
 from pliant.devices.vector_rng import IntArray
@@ -113,10 +114,15 @@ def _measure_contributions(net: Elastic, delta: Params) -> Params:
     """Return one tensor per site: how far each of its filters moved in this round."""
     return {
         str(site): torch.stack(
-            [delta[layer].square().flatten(1).sum(dim=1) for layer in group.layers]
+            [_sum_squares(delta[layer], group.filters) for layer in group.layers]
         )
         .sum(dim=0)
         .sqrt()
         .to(torch.float32)
         for site, group in enumerate(net.groups)
     }
+
+
+def _sum_squares(delta: Tensor, filters: int) -> Tensor:
+    """Return one number per filter; parts of a layer that share a mask are added."""
+    return delta.square().flatten(1).sum(dim=1).view(-1, filters).sum(dim=0)

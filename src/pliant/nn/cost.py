@@ -53,8 +53,10 @@ class ExpectedCounts:
         if inputs is None:
             return self.count(outputs)
         expression = outputs[0].expression
-        if len(outputs) != 1 or not isinstance(expression, SiteFilter):
+        if len(set(outputs)) != 1 or not isinstance(expression, SiteFilter):
             return self.count(outputs) * self.count(inputs)
+        if len(outputs) > 1:  # parts that share a mask
+            return len(outputs) * self.count_pairs(outputs[:1], inputs)
         site, independent, total = expression.site, [], 0.0
         for span in inputs:
             filters = channels.collect_filters(span.expression)

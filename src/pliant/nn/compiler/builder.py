@@ -101,6 +101,10 @@ class Builder:
         if a != b:
             self.decisions.parent[b] = a
 
+    def repeat_mask(self, site: int, period: int) -> None:
+        """Decide that filters of a site which are a multiple of `period` apart share a mask."""
+        self.decisions.periods.update((layer, period) for layer in self.groups[site].layers)
+
     def fix(self, spans: Iterable[ChannelSpan]) -> None:
         """Decide that the sites of these channels keep all filters."""
         for span in spans:

@@ -1,6 +1,7 @@
 """Decisions about layers: which have droppable filters, and which must share one mask."""
 
 from dataclasses import dataclass, field
+from math import gcd
 
 
 @dataclass
@@ -11,6 +12,8 @@ class Decisions:
     fixed: set[str] = field(default_factory=set)  # keep all filters
     unsliced: set[str] = field(default_factory=set)  # parameters kept in full
     parent: dict[str, str] = field(default_factory=dict)  # shares a mask with that layer
+    # a layer and a number of filters after which its mask repeats
+    periods: set[tuple[str, int]] = field(default_factory=set)
 
     def find_root(self, layer: str) -> str:
         """Return the representative of the layers that share this layer's mask."""
@@ -19,12 +22,12 @@ class Decisions:
         return layer
 
     def size(self) -> int:
-        return len(self.fixed) + len(self.unsliced) + len(self.parent)
+        return len(self.fixed) + len(self.unsliced) + len(self.parent) + len(self.periods)
 
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that share one mask."""
+    """Layers that share one mask, which repeats in a layer that has more filters."""
 
     layers: tuple[str, ...]
     filters: int
@@ -34,8 +37,11 @@ def group_layers(candidates: dict[str, int], decisions: Decisions) -> tuple[Laye
     members: dict[str, list[str]] = {}
     for layer in candidates:
         members.setdefault(decisions.find_root(layer), []).append(layer)
+    counts = dict(candidates)
+    for layer, period in decisions.periods:
+        counts[layer] = gcd(counts[layer], period)
     return tuple(
-        LayerGroup(tuple(layers), candidates[layers[0]])
+        LayerGroup(tuple(layers), gcd(*(counts[layer] for layer in layers)))
         for layers in members.values()
         if not decisions.fixed.intersection(layers)
     )

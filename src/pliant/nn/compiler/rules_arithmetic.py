@@ -1,6 +1,7 @@
 """Rules for arithmetic on values whose channels may come from different sites."""
 
 import operator
+from math import gcd
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ def lower_binary(builder: Builder, node: fx.Node, left: Any, right: Any, kind: s
     if first == second:
         return lower_channelwise(builder, node, left if dims[0] >= dims[1] else right)
     pairs = channels.align(first.spans, second.spans)
+    if pairs is not None and kind in {"mul", "div"} and _couple_parts(builder, pairs):
+        return lower_channelwise(builder, node, left)  # lowering restarts
     if pairs is None or kind == "div":
         return False
     axis = max(dims) - (dims[0] - first.axis)
@@ -53,6 +56,26 @@ def lower_binary(builder: Builder, node: fx.Node, left: Any, right: Any, kind: s
 
 def _is_tensor(side: Any) -> bool:
     return isinstance(side, fx.Node) and isinstance(side.meta.get("value"), Tensor)
+
+
+def _couple_parts(builder: Builder, pairs: SpanPairs) -> bool:
+    """Let parts of a site that gate each other share a mask; return whether there are any.
+
+    A product keeps one factor 1/q per site, but two filters of it survive less often than one.
+    """
+    has_parts = False
+    for pair in pairs:
+        for site in pair[0].pending_sites & pair[1].pending_sites:
+            filters = [f for span in pair for f in channels.collect_filters(span.expression)]
+            starts = {f.start for f in filters if f.site == site}
+            if len(starts) > 1:
+                has_parts = True
+                period = gcd(builder.groups[site].filters, *(s - min(starts) for s in starts))
+                if period > 1:
+                    builder.repeat_mask(site, period)
+                else:
+                    builder.fix(pair)
+    return has_parts
 
 
 def _couple_sites(builder: Builder, pairs: SpanPairs) -> bool:

@@ -64,7 +64,9 @@ def lower_layer(builder: Builder, node: fx.Node, layer: Layer) -> bool:
         output_spans, result = (ChannelSpan(outputs),), None
         site = builder.site_of_layer.get(layer.weight)
         if site is not None:
-            output_spans = (ChannelSpan(outputs, SiteFilter(site), 1, frozenset({site})),)
+            filters = builder.groups[site].filters
+            span = ChannelSpan(filters, SiteFilter(site), 1, frozenset({site}))
+            output_spans = (span,) * (outputs // filters)
             result = ChannelLayout(axis, output_spans)
         factors = builder.add_factors(spans, (1, -1, *([1] * len(kernel))))
         builder.record_slicing(layer.weight, output_spans, spans)
