@@ -28,8 +28,9 @@ def test_a_class_has_its_own_speed_or_the_fleets():
 def test_costs_belong_to_the_class():
     devices = np.arange(100)
     indices, costs = MIXED.get_class_indices(devices), MIXED.get_costs(devices)
-    assert np.array_equal(costs.up, np.where(indices == 0, 10.0, np.inf))
-    assert np.isinf(costs.down).all()
+    up, down = (MIXED.compute_links(devices, way, 0.0, 1.0) for way in ("up", "down"))
+    assert np.array_equal(up.constant, np.where(indices == 0, 10.0, np.inf))
+    assert np.isinf(down.constant).all()
     assert np.array_equal(costs.latency, np.where(indices == 0, 0.5, 0.0))
     assert np.array_equal(costs.joules_per_mac, np.where(indices == 0, 2.0, 0.0))
     assert np.array_equal(costs.joules_per_byte, np.where(indices == 0, 0.0, 0.25))

@@ -76,3 +76,26 @@ def test_stacked_devices_keep_their_positions():
     assert stacked.finish_time(np.zeros(3), np.full(3, 2.0)).tolist() == [1.0, np.inf, 2.0 / 3.0]
     assert stacked.select(np.array([2])).total.tolist() == [12.0]
     assert stacked.scale(np.array([1.0, 10.0, 2.0])).total.tolist() == [8.0, 10.0, 24.0]
+
+
+def test_the_latest_start_of_two_steps_and_a_pause():
+    speeds = make_speeds([0.0, 2.0], [1.0, 0.5])
+    assert speeds.start_time(array(3.0), array(1.5))[0] == 1.0
+    assert speeds.start_time(array(3.0), array(0.25))[0] == 2.5
+    assert speeds.start_time(array(3.0), array(2.6))[0] == -np.inf
+    pause = make_speeds([0.0, 1.0, 2.0], [1.0, 0.0, 1.0])
+    assert pause.start_time(array(1.8), array(0.5))[0] == 0.5
+    assert pause.start_time(array(2.5), array(0.5))[0] == 2.0  # nothing is lost by waiting
+    assert pause.start_time(array(2.5), array(0.0))[0] == 2.5
+
+
+@given(speeds=speed_functions(), end=st.floats(0, 4), share=st.floats(0, 1))
+def test_start_time_is_the_latest_from_which_the_work_gets_done(speeds, end, share):
+    amount = share * speeds.work(array(end))
+    start = np.maximum(speeds.start_time(array(end), amount), 0.0)
+    assert start[0] <= end
+    done = speeds.work(array(end)) - speeds.work(start)
+    assert done[0] == pytest.approx(amount[0], rel=1e-12, abs=1e-12)
+    later = np.minimum(start + 1e-6, end)
+    is_running = speeds.work(later) > speeds.work(start)
+    assert is_running[0] or later[0] - start[0] < 1e-6

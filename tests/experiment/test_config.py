@@ -1,7 +1,7 @@
 import pytest
 
 from pliant.compression import Int8
-from pliant.devices import ChangingTrace, Fleet
+from pliant.devices import ChangingTrace, Fleet, RecordedTrace
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
@@ -206,3 +206,15 @@ def test_the_recordings_of_all_classes_are_read_before_the_run(tmp_path, data):
     experiment = load_experiment(path)
     with pytest.raises(ValueError, match=r"none\.csv: expected a readable recording"):
         build_experiment(experiment)
+
+
+def test_recordings_of_links_are_found_beside_the_file(tmp_path):
+    (tmp_path / "up.csv").write_text("seconds,speed\n0,1000\n")
+    path = tmp_path / "run.toml"
+    link = "{ type = 'recorded', path = 'up.csv' }"
+    path.write_text(
+        f"[method]\ntype = 'fedavg'\n[fleet]\nsize = 4\nclasses = [{{ up = {link}, down = 5e3 }}]\n"
+    )
+    [device_class] = load_experiment(path).fleet.classes
+    assert device_class.up == RecordedTrace(str(tmp_path / "up.csv"))
+    assert device_class.down == 5000.0

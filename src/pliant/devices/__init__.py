@@ -13,6 +13,7 @@ from pliant.devices.fleet import DeviceCosts as DeviceCosts
 from pliant.devices.fleet import Fleet as Fleet
 from pliant.devices.fleet import FleetDevice as FleetDevice
 from pliant.devices.fleet import compute_joules as compute_joules
+from pliant.devices.links import LinkRates as LinkRates
 from pliant.devices.piecewise import PiecewiseConstant as PiecewiseConstant
 from pliant.devices.recorded_traces import RecordedAvailability as RecordedAvailability
 from pliant.devices.recorded_traces import RecordedTrace as RecordedTrace

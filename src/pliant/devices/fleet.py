@@ -1,21 +1,28 @@
 """Fleets: the devices of a run, their classes, speeds and costs, drawn by (seed, device)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeGuard
 
 import numpy as np
 from msgspec import Meta
 
+from pliant.devices.links import LinkRates
 from pliant.devices.piecewise import PiecewiseConstant, make_constant, stack_devices
 from pliant.devices.synthetic_traces import ConstantTrace, TraceQuery
 from pliant.devices.traces import Trace
 from pliant.devices.vector_rng import MAX_DEVICES, FloatArray, IntArray, sample_uniforms
+from pliant.rng import Address
 from pliant.value import NonNegative, Positive, Value
+
+LinkDirection = Literal["up", "down"]
 
 
 class DeviceClass(Value, frozen=True):
     """A kind of device: its share of the fleet, its speed, its link and its two energy constants.
+
+    A link is a number of bytes per second, or a trace of it.
 
     >>> from pliant.devices import ConstantTrace, DeviceClass
     >>> DeviceClass(name="gateway", share=0.2, speed=ConstantTrace(0.5, 1.0), up=1e6).down is None
@@ -25,24 +32,23 @@ class DeviceClass(Value, frozen=True):
     name: str = "device"
     share: Positive = 1.0  # relative to the other classes
     speed: Trace | None = None  # None: the fleet's
-    up: Positive | None = None  # bytes per second; None: uploads take no time
-    down: Positive | None = None
+    up: Positive | Trace | None = None  # bytes per second; None: uploads take no time
+    down: Positive | Trace | None = None
     latency: NonNegative = 0.0  # seconds, each way
     joules_per_mac: NonNegative = 0.0
     joules_per_byte: NonNegative = 0.0
 
 
 class DeviceCosts(NamedTuple):
-    """The link and energy constants of several devices, one number per device.
+    """The latency and energy constants of several devices, one number per device.
 
     >>> import numpy as np
     >>> from pliant.devices import DeviceClass, Fleet
-    >>> Fleet(size=3, classes=(DeviceClass(up=1e6),)).get_costs(np.array([0, 2])).up.tolist()
-    [1000000.0, 1000000.0]
+    >>> fleet = Fleet(size=3, classes=(DeviceClass(latency=0.5),))
+    >>> fleet.get_costs(np.array([0, 2])).latency.tolist()
+    [0.5, 0.5]
     """
 
-    up: FloatArray  # bytes per second; infinity where the link is not modelled
-    down: FloatArray
     latency: FloatArray  # seconds
     joules_per_mac: FloatArray
     joules_per_byte: FloatArray
@@ -96,7 +102,10 @@ class Fleet(Value, frozen=True):
         """Raise ValueError unless the trace of every class can be used, recordings included."""
         query = TraceQuery(0, np.zeros(1, np.int64), self.round_seconds)
         for device_class in self.classes:
-            (device_class.speed or self.speed).compute_speeds(query, 0.0, self.round_seconds)
+            links = (device_class.up, device_class.down)
+            traces = [device_class.speed or self.speed, *filter(_is_trace, links)]
+            for trace in traces:
+                trace.compute_speeds(query, 0.0, self.round_seconds)
 
     def get_class_indices(self, devices: IntArray, *, seed: int = 0) -> IntArray:
         """Return the index into `classes` of each device's class."""
@@ -107,14 +116,39 @@ class Fleet(Value, frozen=True):
         return np.asarray(np.searchsorted(shares, positions, side="right"))
 
     def get_costs(self, devices: IntArray, *, seed: int = 0) -> DeviceCosts:
-        """Return the link and energy constants of these devices."""
+        """Return the latency and energy constants of these devices."""
         indices = self.get_class_indices(devices, seed=seed)
+        columns = [
+            [getattr(device_class, field) for device_class in self.classes]
+            for field in DeviceCosts._fields
+        ]
+        return DeviceCosts(*(np.array(column)[indices] for column in columns))
 
-        def expand(field: str) -> FloatArray:
-            values = [getattr(device_class, field) for device_class in self.classes]
-            return np.array([math.inf if value is None else value for value in values])[indices]
-
-        return DeviceCosts(*(expand(field) for field in DeviceCosts._fields))
+    def compute_links(
+        self,
+        devices: IntArray,
+        direction: LinkDirection,
+        start: float,
+        length: float,
+        *,
+        seed: int = 0,
+    ) -> LinkRates:
+        """Return the exact rates of these devices' links over `length` seconds from `start`."""
+        links = [getattr(device_class, direction) for device_class in self.classes]
+        numbers = [1.0 if _is_trace(x) else math.inf if x is None else x for x in links]
+        indices = self.get_class_indices(devices, seed=seed)
+        constant = np.array(numbers)[indices]
+        traced = np.flatnonzero(np.array([_is_trace(link) for link in links])[indices])
+        if not len(traced):
+            return LinkRates(constant, traced)
+        rates = self._compute_traces(links, (direction,), devices[traced], start, length, seed=seed)
+        first = rates.levels[:, 0]
+        kinds = np.array([isinstance(link, ConstantTrace) for link in links])[indices[traced]]
+        is_constant = kinds & (first > 0)
+        constant[traced] = np.where(is_constant, first, 1.0)
+        changing = np.flatnonzero(~is_constant)
+        rest = rates.select(changing) if len(changing) else None
+        return LinkRates(constant, traced[changing], rest)
 
     def speeds_at(self, devices: IntArray, time: float, *, seed: int = 0) -> FloatArray:
         """Return the relative speeds of these devices at one time; 0 means unavailable.
@@ -140,17 +174,33 @@ class Fleet(Value, frozen=True):
         [1.5, 1.5]
         """
         self.check_devices(devices)
+        traces = [device_class.speed or self.speed for device_class in self.classes]
+        return self._compute_traces(traces, ("trace",), devices, start, length, seed=seed)
+
+    def _compute_traces(
+        self,
+        traces: Sequence[Trace],  # one per class
+        address: tuple[Address, ...],
+        devices: IntArray,
+        start: float,
+        length: float,
+        *,
+        seed: int,
+    ) -> PiecewiseConstant:
         if not len(devices):
             return make_constant(np.zeros(0), length)
         indices = self.get_class_indices(devices, seed=seed)
         parts, positions = [], []
         for class_index in np.unique(indices):
             members = np.flatnonzero(indices == class_index)
-            trace = self.classes[class_index].speed or self.speed
-            query = TraceQuery(seed, devices[members], self.round_seconds)
-            parts.append(trace.compute_speeds(query, start, length))
+            query = TraceQuery(seed, devices[members], self.round_seconds, address)
+            parts.append(traces[class_index].compute_speeds(query, start, length))
             positions.append(members)
         return stack_devices(parts, positions) if len(parts) != 1 else parts[0]
+
+
+def _is_trace(link: float | Trace | None) -> TypeGuard[Trace]:
+    return isinstance(link, Value)
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,15 @@ class PiecewiseConstant:
         end = np.where(work > 0, np.maximum(end, at), at)
         return np.where(is_never, np.inf, end)
 
+    def start_time(self, end: FloatArray, work: FloatArray) -> FloatArray:
+        """Return the last time from which each device does `work` by `end`, or minus infinity."""
+        target = self.work(end) - work  # the work done before that time
+        segment = np.maximum(_count_true(self.cumulative_work[:, :-1] <= target[:, None]) - 1, 0)
+        level = self._pick(self.levels, segment)
+        since = (target - self._pick(self.cumulative_work, segment)) / np.where(level > 0, level, 1)
+        start = np.minimum(self._pick(self.times, segment) + since, end)
+        return np.where(target < 0, -np.inf, np.where(work > 0, start, end))
+
     def finish_time_held(self, at: FloatArray, work: FloatArray) -> FloatArray:
         """Return when each device has done `work` if it keeps the speed that it starts with.
 

@@ -1,11 +1,13 @@
 """Split rounds in virtual time: clocks of devices, links and the server, and clients' costs."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf, isfinite
 
 import numpy as np
 
 from pliant.devices import Fleet
+from pliant.devices.fleet import LinkDirection
 from pliant.devices.vector_rng import FloatArray
 from pliant.engine.ledger import TaskRecord
 from pliant.engine.round_loop import RunSettings
@@ -65,6 +67,11 @@ class VirtualEnvironment:
         speeds = self.fleet.compute_speeds(self.clients, self.start, seconds, seed=self.seed)
         speeds = speeds.scale(self.full_speeds)
         self.client_speeds = [speeds.select(np.array([client])) for client in self.clients]
+        compute_links = partial(self.fleet.compute_links, self.clients, seed=self.seed)
+        self._links = {
+            "up": compute_links("up", self.start, seconds),
+            "down": compute_links("down", self.start, seconds),
+        }
         # a constant speed needs no search
         self.constant_speeds = [
             float(speed.levels[0, 0]) if speed.levels.shape[1] == 1 else None
@@ -91,9 +98,14 @@ class VirtualEnvironment:
         return self._get_speed(client) * self.fleet.round_seconds / float(self.round_macs[client])
 
     def slowdown(self, client: int, macs: float, upload_bytes: int) -> float:
-        costs, full_speed = self.device_costs, float(self.full_speeds[client])
-        upload_seconds = float(costs.latency[client]) + upload_bytes / float(costs.up[client])
+        full_speed = float(self.full_speeds[client])
         speed = max(self._get_speed(client), _TINY_SHARE * full_speed)
+        while client in self._links["up"].changing and self.now[client] > self.horizon:
+            self._extend_horizon(2 * self.horizon)
+        rate = float(self._links["up"].rate(self.now)[client])
+        if not rate:  # the upload takes so long that the speed does not matter
+            return 1.0
+        upload_seconds = float(self.device_costs.latency[client]) + upload_bytes / rate
         return (macs / speed + upload_seconds) / (macs / full_speed + upload_seconds)
 
     def compute(self, client: int, macs: float, samples: int) -> bool:
@@ -116,7 +128,7 @@ class VirtualEnvironment:
 
     def upload(self, client: int, size: int) -> None:
         start = max(float(self.now[client]), float(self.uplink_free[client]))
-        self.uplink_free[client] = start + size / float(self.device_costs.up[client])
+        self.uplink_free[client] = self._finish_transfer("up", client, start, size)
         self.arrival[client] = self.uplink_free[client] + float(self.device_costs.latency[client])
 
     def serve(self, client: int, macs: float) -> None:
@@ -125,7 +137,7 @@ class VirtualEnvironment:
         self.server_done[client] = self.server_free
 
     def download(self, client: int, size: int) -> None:
-        self._wait(client, float(self.server_done[client]) + self._download_seconds(client, size))
+        self._wait(client, self._finish_download(client, float(self.server_done[client]), size))
 
     def transfer(self, senders: Sequence[int], receivers: Sequence[int], size: int) -> None:
         self.participants.update(senders)  # one that only passes its part on pays for it too
@@ -133,7 +145,7 @@ class VirtualEnvironment:
             self.upload(client, size)
         last_arrival = max(float(self.arrival[client]) for client in senders)
         for client in receivers:
-            self._wait(client, last_arrival + self._download_seconds(client, size))
+            self._wait(client, self._finish_download(client, last_arrival, size))
 
     def barrier(self) -> None:
         present = [client for client in self.selected if self._is_present(client)]
@@ -195,9 +207,27 @@ class VirtualEnvironment:
                 return end
             self._extend_horizon(2 * self.horizon)
 
-    def _download_seconds(self, client: int, size: int) -> float:
-        costs = self.device_costs
-        return float(costs.latency[client]) + size / float(costs.down[client])
+    def _finish_download(self, client: int, start: float, size: int) -> float:
+        links, latency = self._links["down"], float(self.device_costs.latency[client])
+        if client in links.changing:
+            return self._finish_transfer("down", client, start + latency, size)
+        return start + (latency + size / float(links.constant[client]))
+
+    def _finish_transfer(
+        self, direction: LinkDirection, client: int, start: float, size: int
+    ) -> float:
+        while client in self._links[direction].changing:
+            starts, sizes = np.full(len(self.now), start), np.full(len(self.now), float(size))
+            end = float(self._links[direction].finish_time(starts, sizes)[client])
+            if isfinite(end):
+                return end
+            if self.horizon > start + _MAX_WAIT_ROUNDS * self.fleet.round_seconds:
+                raise ValueError(
+                    f"Expected a link that carries {size} bytes within {_MAX_WAIT_ROUNDS} rounds, "
+                    f"got one that does not: {direction} of device {client}"
+                )
+            self._extend_horizon(2 * self.horizon)
+        return start + size / float(self._links[direction].constant[client])
 
     def _wait(self, client: int, until: float) -> None:
         seconds = until - float(self.now[client])

@@ -6,6 +6,7 @@ Devices step through their mini-batches in parallel; changes of speed within a s
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from pliant.devices import BudgetPolicy, DeviceStatus, Fleet, PiecewiseConstant, RowChoice
 from pliant.devices.budget import ROUNDING_TOLERANCE
 from pliant.devices.vector_rng import FloatArray, IntArray
+from pliant.engine.link_times import LinkTimes, compute_link_times
 from pliant.engine.round_rules import (
     RoundClosure,
     RoundRules,
@@ -37,6 +39,11 @@ class RoundTasks:
     full_macs: FloatArray  # (device, step): with the full network, 0 past a device's last step
     down_bytes: FloatArray
     up_bytes: FloatArray
+
+    @cached_property
+    def full_macs_left(self) -> FloatArray:
+        """Return the full network's MACs of each step and all later ones."""
+        return np.cumsum(self.full_macs[:, ::-1], axis=1)[:, ::-1]
 
     def __post_init__(self) -> None:
         has_step = (self.full_macs > 0).astype(int)
@@ -144,17 +151,17 @@ def build_timetable(
     ([[0.5, 1.0]], [[1, 1]], [10.0])
     """
     length = fleet.round_seconds
-    timing = _compute_timing(fleet, tasks, seed)
     dropout_times = sample_dropout_times(
         rules, tasks.devices, seed=seed, round=round, round_seconds=length
     )
     deadline = length * (1 + rules.grace)
     while True:
         speeds = _compute_speeds(fleet, tasks, seed, start, 1.01 * deadline)
-        send_by = deadline - timing.upload_seconds + 2 * ROUNDING_TOLERANCE * length
+        links = _compute_links(fleet, tasks, seed, start, 1.01 * deadline)
+        send_by = links.find_latest_start(deadline) + 2 * ROUNDING_TOLERANCE * length
         cutoff = np.minimum(send_by, dropout_times)
-        log = _run_steps(policy, tasks, speeds, timing, cutoff, step_cost, rules)
-        arrival = log.finish_times(tasks) + timing.upload_seconds
+        log = _run_steps(policy, tasks, speeds, links, cutoff, step_cost, rules, length)
+        arrival = links.compute_arrival(log.finish_times(tasks))
         is_open = np.isinf(arrival) & np.isinf(dropout_times)
         if rules.late != "wait" or not is_open.any() or deadline > _MAX_WAIT_ROUNDS * length:
             break
@@ -169,14 +176,14 @@ def build_timetable(
         round_seconds=length,
         deadline=deadline,
     )
-    return _assemble_timetable(rules, tasks, speeds, timing, log, cutoff, dropout_times, closure)
+    return _assemble_timetable(rules, tasks, speeds, links, log, cutoff, dropout_times, closure)
 
 
 def _assemble_timetable(
     rules: RoundRules,
     tasks: RoundTasks,
     speeds: PiecewiseConstant,
-    timing: "_RoundTiming",
+    links: LinkTimes,
     log: "_StepLog",
     cutoff: FloatArray,
     dropout_times: FloatArray,
@@ -186,8 +193,8 @@ def _assemble_timetable(
     is_used = (outcomes == TaskOutcome.FINISHED) | (outcomes == TaskOutcome.PARTIAL)
     stop_times = np.minimum(log.finish_times(tasks), cutoff)
     stop_times = np.where(is_used, stop_times, np.minimum(stop_times, closed_at))
-    stop_times = np.maximum(stop_times, timing.compute_start)
-    busy = stop_times - timing.compute_start
+    stop_times = np.maximum(stop_times, links.download_end)
+    busy = stop_times - links.download_end
     steps_done = (log.end <= stop_times[:, None]).sum(axis=1)
     used_steps = np.where(is_used, steps_done, 0)
     interrupted = _compute_interrupted_macs(rules, speeds, log, steps_done, stop_times)
@@ -195,7 +202,7 @@ def _assemble_timetable(
     # rounding may end a step after the close
     available = speeds.work(np.maximum(np.where(busy > 0, stop_times, 0.0), closed_at))
     if rules.changes == "batch":  # while it worked, a device could do what it did
-        available += spent - (speeds.work(stop_times) - speeds.work(timing.compute_start))
+        available += spent - (speeds.work(stop_times) - speeds.work(links.download_end))
     return Timetable(
         tasks.devices,
         *log,
@@ -206,20 +213,10 @@ def _assemble_timetable(
         spent=spent,
         useful=_sum_first(log.macs, used_steps),
         available=available,
-        down=_count_received_bytes(tasks, timing, np.minimum(dropout_times, closed_at)),
+        down=links.count_received_bytes(np.minimum(dropout_times, closed_at)),
         up=np.where(closure.arrival <= closed_at, tasks.up_bytes, 0.0),
         closed_at=closed_at,
     )
-
-
-def _count_received_bytes(
-    tasks: RoundTasks, timing: "_RoundTiming", until: FloatArray
-) -> FloatArray:
-    """Return the whole bytes of its download that each device has received by its own time."""
-    sending = timing.compute_start - timing.latency
-    share = np.clip((until - timing.latency) / np.where(sending > 0, sending, np.inf), 0.0, 1.0)
-    is_complete = until >= timing.compute_start
-    return np.where(is_complete, tasks.down_bytes, np.floor(share * tasks.down_bytes))
 
 
 def compute_start_status(
@@ -242,28 +239,20 @@ def compute_start_status(
     >>> PerRound(CostRows((0.25, 0.5, 1.0))).choose(status).row.tolist()
     [1]
     """
-    timing = _compute_timing(fleet, tasks, seed)
-    speeds = _compute_speeds(fleet, tasks, seed, start, fleet.round_seconds)
+    length = fleet.round_seconds
+    speeds = _compute_speeds(fleet, tasks, seed, start, length)
+    links = _compute_links(fleet, tasks, seed, start, length).hold()
     everyone = np.arange(len(tasks.devices))
     speed = speeds.speed(np.zeros(len(everyone)))
-    status = _build_status(tasks, timing, everyone, 0, timing.compute_start, speed)
+    status = _build_status(tasks, links, everyone, 0, links.download_end, speed, length)
     if tasks_of is None:
         return status
-    return status._replace(
-        link_seconds_of=lambda rows: _compute_timing(fleet, tasks_of(rows), seed).link_seconds
-    )
 
+    def compute_link_seconds(rows: IntArray) -> FloatArray:
+        links = _compute_links(fleet, tasks_of(rows), seed, start, length).hold()
+        return links.download_end + links.estimate_upload(links.download_end)
 
-class _RoundTiming(NamedTuple):
-    round_seconds: float
-    latency: FloatArray
-    compute_start: FloatArray  # when the download is done
-    upload_seconds: FloatArray
-    full_macs_left: FloatArray  # (device, step)
-
-    @property
-    def link_seconds(self) -> FloatArray:
-        return self.compute_start + self.upload_seconds
+    return status._replace(link_seconds_of=compute_link_seconds)
 
 
 class _StepLog(NamedTuple):
@@ -280,17 +269,6 @@ class _StepLog(NamedTuple):
         return finish
 
 
-def _compute_timing(fleet: Fleet, tasks: RoundTasks, seed: int) -> _RoundTiming:
-    costs = fleet.get_costs(tasks.devices, seed=seed)
-    return _RoundTiming(
-        fleet.round_seconds,
-        costs.latency,
-        np.where(tasks.down_bytes > 0, costs.latency + tasks.down_bytes / costs.down, 0.0),
-        np.where(tasks.up_bytes > 0, costs.latency + tasks.up_bytes / costs.up, 0.0),
-        np.cumsum(tasks.full_macs[:, ::-1], axis=1)[:, ::-1],
-    )
-
-
 def _compute_speeds(
     fleet: Fleet, tasks: RoundTasks, seed: int, start: float, seconds: float
 ) -> PiecewiseConstant:
@@ -298,25 +276,36 @@ def _compute_speeds(
     return fleet.compute_speeds(tasks.devices, start, seconds, seed=seed).scale(full_speed)
 
 
+def _compute_links(
+    fleet: Fleet, tasks: RoundTasks, seed: int, start: float, seconds: float
+) -> LinkTimes:
+    sizes = tasks.down_bytes, tasks.up_bytes
+    return compute_link_times(fleet, tasks.devices, *sizes, seed=seed, start=start, length=seconds)
+
+
 def _build_status(
     tasks: RoundTasks,
-    timing: _RoundTiming,
+    links: LinkTimes,
     active: IntArray,
     step: int,
     now: FloatArray,
     speed: FloatArray,
+    round_seconds: float,
 ) -> DeviceStatus:
+    times = np.zeros(len(tasks.devices))
+    times[active] = now
+    upload_seconds = links.estimate_upload(times)[active]
     return DeviceStatus(
         tasks.devices[active],
         step,
         now,
         speed,
-        timing.round_seconds - timing.upload_seconds[active] - now,
-        timing.round_seconds,
+        round_seconds - upload_seconds - now,
+        round_seconds,
         tasks.full_macs[active, step],
-        timing.full_macs_left[active, step],
-        timing.full_macs_left[active, 0],
-        timing.link_seconds[active],
+        tasks.full_macs_left[active, step],
+        tasks.full_macs_left[active, 0],
+        links.download_end[active] + upload_seconds,
     )
 
 
@@ -324,10 +313,11 @@ def _run_steps(
     policy: BudgetPolicy,
     tasks: RoundTasks,
     speeds: PiecewiseConstant,
-    timing: _RoundTiming,
+    links: LinkTimes,
     cutoff: FloatArray,
     step_cost: StepCostFn | None,
     rules: RoundRules,
+    round_seconds: float,
 ) -> _StepLog:
     """Run every device step by step until it is done or its cutoff has passed."""
     shape = tasks.full_macs.shape
@@ -342,7 +332,8 @@ def _run_steps(
     )
     if rules.cost == "expected":
         step_cost = None
-    active, now = np.arange(shape[0]), timing.compute_start
+    active, now = np.arange(shape[0]), links.download_end
+    known_links = links.hold() if policy.is_per_round else links
     for step in range(shape[1]):
         is_active = (tasks.full_macs[active, step] > 0) & (now < cutoff[active])
         if not is_active.all():
@@ -354,8 +345,10 @@ def _run_steps(
             choice = RowChoice(log.row[active, 0], planned, log.is_short[active, 0])
         else:
             # a per-round policy chooses on the server, before the download
+            ready = known_links.download_end[active] if policy.is_per_round else now
             speed = speeds.speed(np.zeros_like(now) if policy.is_per_round else now)
-            choice = policy.choose(_build_status(tasks, timing, active, step, now, speed))
+            status = _build_status(tasks, known_links, active, step, ready, speed, round_seconds)
+            choice = policy.choose(status)
         macs = choice.macs if step_cost is None else step_cost(tasks.devices[active], step, choice)
         is_held = rules.changes == "batch"
         end = speeds.finish_time_held(now, macs) if is_held else speeds.finish_time(now, macs)
