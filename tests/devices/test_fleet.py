@@ -36,13 +36,16 @@ def test_costs_belong_to_the_class():
     assert np.array_equal(costs.joules_per_byte, np.where(indices == 0, 0.0, 0.25))
 
 
-def test_energy_is_linear_in_macs_and_bytes():
-    radio = DeviceClass(joules_per_mac=2.0, joules_per_byte=0.5)
+def test_energy_is_linear_in_macs_bytes_and_idle_seconds():
+    radio = DeviceClass(joules_per_mac=2.0, joules_per_byte=0.5, idle_watts=0.25)
     costs = Fleet(size=4, classes=(radio,)).get_costs(np.array([0, 3]))
     joules = compute_joules(
-        costs, macs=np.array([10.0, 0.0]), transferred_bytes=np.array([0.0, 8.0])
+        costs,
+        macs=np.array([10.0, 0.0]),
+        transferred_bytes=np.array([0.0, 8.0]),
+        idle_seconds=np.array([4.0, 8.0]),
     )
-    assert joules.tolist() == [20.0, 4.0]
+    assert joules.tolist() == [21.0, 6.0]
 
 
 def test_a_device_agrees_with_its_fleet():

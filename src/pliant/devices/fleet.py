@@ -20,9 +20,10 @@ LinkDirection = Literal["up", "down"]
 
 
 class DeviceClass(Value, frozen=True):
-    """A kind of device: its share of the fleet, its speed, its link and its two energy constants.
+    """A kind of device: its share of the fleet, its speed, its link and its energy constants.
 
-    A link is a number of bytes per second, or a trace of it.
+    A link is a number of bytes per second, or a trace of it. Idle power is drawn from the end of
+    a device's own work and transfers until the round closes or the device leaves it.
 
     >>> from pliant.devices import ConstantTrace, DeviceClass
     >>> DeviceClass(name="gateway", share=0.2, speed=ConstantTrace(0.5, 1.0), up=1e6).down is None
@@ -37,6 +38,7 @@ class DeviceClass(Value, frozen=True):
     latency: NonNegative = 0.0  # seconds, each way
     joules_per_mac: NonNegative = 0.0
     joules_per_byte: NonNegative = 0.0
+    idle_watts: NonNegative = 0.0  # while it waits for the others of its round
 
 
 class DeviceCosts(NamedTuple):
@@ -52,21 +54,26 @@ class DeviceCosts(NamedTuple):
     latency: FloatArray  # seconds
     joules_per_mac: FloatArray
     joules_per_byte: FloatArray
+    idle_watts: FloatArray
 
 
 def compute_joules(
-    costs: DeviceCosts, macs: FloatArray, transferred_bytes: FloatArray
+    costs: DeviceCosts,
+    macs: FloatArray,
+    transferred_bytes: FloatArray,
+    idle_seconds: FloatArray | float,
 ) -> FloatArray:
-    """Return the joules that each device spends on compute and on its radio, up and down.
+    """Return the joules that each device spends on compute, on its radio and on waiting.
 
     >>> import numpy as np
     >>> from pliant.devices import DeviceClass, Fleet, compute_joules
     >>> phone = DeviceClass(name="phone", joules_per_mac=2.0, joules_per_byte=0.5)
     >>> costs = Fleet(size=3, classes=(phone,)).get_costs(np.array([1]))
-    >>> compute_joules(costs, macs=np.array([10.0]), transferred_bytes=np.array([4.0])).tolist()
+    >>> compute_joules(costs, np.array([10.0]), np.array([4.0]), idle_seconds=0.0).tolist()
     [22.0]
     """
-    return costs.joules_per_mac * macs + costs.joules_per_byte * transferred_bytes
+    active = costs.joules_per_mac * macs + costs.joules_per_byte * transferred_bytes
+    return active + costs.idle_watts * idle_seconds
 
 
 class Fleet(Value, frozen=True):

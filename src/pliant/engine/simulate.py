@@ -272,7 +272,8 @@ def _build_task_records(
     """Return what each task of a round cost and how it ended."""
     costs = run.fleet.get_costs(timetable.devices, seed=run.settings.seed)
     updates_by_device = {update.device: update for update in updates}
-    joules = compute_joules(costs, timetable.spent, timetable.down + timetable.up)
+    traffic = timetable.down + timetable.up
+    joules = compute_joules(costs, timetable.spent, traffic, timetable.idle)
     # a device whose update does not count stops when the round closes
     limit = np.where(timetable.used_steps > 0, np.inf, timetable.closed_at)[:, None]
     started = (timetable.start < limit).sum(axis=1).tolist()

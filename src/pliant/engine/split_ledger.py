@@ -17,7 +17,10 @@ def build_task_records(
 ) -> list[TaskRecord]:
     """Return the record of each participant, of whom the MACs that it could have done are given."""
     traffic = np.array([float(client.up + client.down) for client in costs])
-    joules = compute_joules(device_costs, np.array([client.macs for client in costs]), traffic)
+    macs, idle = (
+        np.array([getattr(client, name) for client in costs]) for name in ("macs", "idle")
+    )
+    joules = compute_joules(device_costs, macs, traffic, idle)
     return [
         _build_record(round_number, client, costs[client], available, float(joules[client]))
         for client, available in available_macs.items()

@@ -137,7 +137,8 @@ class VirtualEnvironment:
         self.server_done[client] = self.server_free
 
     def download(self, client: int, size: int) -> None:
-        self._wait(client, self._finish_download(client, float(self.server_done[client]), size))
+        start = float(self.server_done[client])
+        self._wait(client, self._finish_download(client, start, size), idle_until=start)
 
     def transfer(self, senders: Sequence[int], receivers: Sequence[int], size: int) -> None:
         self.participants.update(senders)  # one that only passes its part on pays for it too
@@ -145,7 +146,8 @@ class VirtualEnvironment:
             self.upload(client, size)
         last_arrival = max(float(self.arrival[client]) for client in senders)
         for client in receivers:
-            self._wait(client, self._finish_download(client, last_arrival, size))
+            end = self._finish_download(client, last_arrival, size)
+            self._wait(client, end, idle_until=last_arrival)
 
     def barrier(self) -> None:
         present = [client for client in self.selected if self._is_present(client)]
@@ -156,7 +158,8 @@ class VirtualEnvironment:
                 float(self.server_done[present].max()),
             )
             for client in present:  # a message tells them to continue
-                self._wait(client, last + float(self.device_costs.latency[client]))
+                latency = float(self.device_costs.latency[client])
+                self._wait(client, last + latency, idle_until=last)
 
     def seconds_elapsed(self) -> float:
         participants = sorted(self.participants)
@@ -175,6 +178,8 @@ class VirtualEnvironment:
         available_macs = {}
         for client in sorted(self.participants):
             self._is_present(client)  # it may have left after its last mini-batch
+            if not self.costs[client].has_left:
+                self._add_idle(client, min(closed_at, float(self.dropout_times[client])))
             work = self.client_speeds[client].work(np.array([closed_at]))
             available_macs[client] = float(work[0])
         return build_task_records(round_number, self.costs, available_macs, self.device_costs)
@@ -229,8 +234,14 @@ class VirtualEnvironment:
             self._extend_horizon(2 * self.horizon)
         return start + size / float(self._links[direction].constant[client])
 
-    def _wait(self, client: int, until: float) -> None:
+    def _wait(self, client: int, until: float, *, idle_until: float | None = None) -> None:
+        """Move a client's clock; from `idle_until` on it receives something."""
         seconds = until - float(self.now[client])
         if seconds > 0:
             self.costs[client].waited += seconds
+            self._add_idle(client, until if idle_until is None else idle_until)
             self.now[client] = until
+
+    def _add_idle(self, client: int, until: float) -> None:
+        since = max(float(self.now[client]), float(self.uplink_free[client]))
+        self.costs[client].idle += max(0.0, until - since)

@@ -120,6 +120,7 @@ class Timetable:
     available: FloatArray  # MACs that the device could have computed until the round closed
     down: FloatArray  # bytes received: fewer than sent if the device left or the round closed
     up: FloatArray  # bytes of an update that arrived before the round closed
+    idle: FloatArray  # seconds from the device's last work or upload until it left or all was over
     closed_at: float
 
 
@@ -203,6 +204,7 @@ def _assemble_timetable(
     available = speeds.work(np.maximum(np.where(busy > 0, stop_times, 0.0), closed_at))
     if rules.changes == "batch":  # while it worked, a device could do what it did
         available += spent - (speeds.work(stop_times) - speeds.work(links.download_end))
+    done_at = np.where(np.isfinite(closure.arrival), closure.arrival, stop_times)
     return Timetable(
         tasks.devices,
         *log,
@@ -215,6 +217,7 @@ def _assemble_timetable(
         available=available,
         down=links.count_received_bytes(np.minimum(dropout_times, closed_at)),
         up=np.where(closure.arrival <= closed_at, tasks.up_bytes, 0.0),
+        idle=np.maximum(np.minimum(dropout_times, closed_at) - done_at, 0.0),
         closed_at=closed_at,
     )
 

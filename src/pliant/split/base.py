@@ -41,6 +41,7 @@ class ClientCosts:
     down: int = 0
     busy: float = 0.0
     waited: float = 0.0
+    idle: float = 0.0  # seconds without any work or transfer
     forward: float = 0.0  # MACs of the forward passes, which is what AdaSplit's authors count
     server: float = 0.0  # likewise, of the server for this client
     uplinks: int = 0

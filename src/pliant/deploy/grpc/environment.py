@@ -96,7 +96,7 @@ class WallClockEnvironment:
             costs.refused.update(remote.problems)
             remote.problems.clear()
             costs.busy = min(sum(remote.channel.batch_seconds), length)
-            costs.waited = length - costs.busy
+            costs.waited = costs.idle = length - costs.busy  # transfers are not measured
             costs.has_left = not self._is_available(client)
             available_macs[client] = costs.macs * length / costs.busy if costs.busy else costs.macs
         device_costs = self.fleet.get_costs(np.arange(len(self.costs)), seed=self.seed)

@@ -144,9 +144,17 @@ def _find_row_problem(run: Run, request: SentRequest, reply: TrainReply) -> str 
 
 
 def make_task_record(
-    run: Run, request: SentRequest, reply: CheckedReply, outcome: str, wait_seconds: float
+    run: Run,
+    request: SentRequest,
+    reply: CheckedReply,
+    outcome: str,
+    wait_seconds: float,
+    open_seconds: float,
 ) -> TaskRecord:
-    """Return a task's record; its request was sent `wait_seconds` into the round."""
+    """Return a task's record.
+
+    Its request was sent `wait_seconds` into the round, which closed `open_seconds` later.
+    """
     device = request.key.device
     report = reply.reply or TrainReply("late", device)
     rows, is_merged = report.rows, outcome in MERGED_OUTCOMES
@@ -159,6 +167,7 @@ def make_task_record(
     busy = times[-1] - times[0] if rows else 0.0
     costs = run.fleet.get_costs(np.array([device]), seed=run.settings.seed)
     traffic = np.array([float(len(request.raw) + reply.size)])
+    idle = max(0.0, open_seconds - reply.arrival)
     update = reply.update if is_merged else None
     return TaskRecord(
         round=request.key.round,
@@ -172,7 +181,7 @@ def make_task_record(
         down=len(request.raw),
         up=reply.size,
         seconds=busy,
-        joules=float(compute_joules(costs, np.array([macs]), traffic)[0]),
+        joules=float(compute_joules(costs, np.array([macs]), traffic, idle)[0]),
         loss=update.loss if update else None,
         starts=tuple(times[:-1]),
         ends=tuple(times[1:]),

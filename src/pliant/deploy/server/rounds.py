@@ -212,8 +212,9 @@ class DeviceTransport:
             reply.update for reply, end in results if reply.update and end in MERGED_OUTCOMES
         ]
         waited, number = self._sent_at - self._opened_at, run.state.next_round
+        times = waited, closed_at - self._sent_at
         tasks = [
-            make_task_record(run, self.requests[reply.device], reply, outcome, waited)
+            make_task_record(run, self.requests[reply.device], reply, outcome, *times)
             for reply, outcome in results
         ]
         start = run.state.seconds
