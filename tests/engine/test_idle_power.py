@@ -16,9 +16,10 @@ from pliant.devices import (
 from pliant.engine.ledger import TaskRecord
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules, TaskOutcome, sample_dropout_times
+from pliant.engine.round_tasks import make_tasks
 from pliant.engine.run_store import read_records
 from pliant.engine.split_virtual import VirtualEnvironment
-from pliant.engine.timetable import build_timetable, make_tasks
+from pliant.engine.timetable import build_timetable
 
 ROWS = CostRows((0.25, 0.5, 1.0))
 

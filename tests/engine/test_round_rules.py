@@ -8,7 +8,8 @@ from pliant.engine.round_rules import (
     close_round,
     sample_dropout_times,
 )
-from pliant.engine.timetable import build_timetable, make_tasks
+from pliant.engine.round_tasks import make_tasks
+from pliant.engine.timetable import build_timetable
 
 NEVER = np.inf
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from pliant import devices
 from pliant.devices import FULL_NETWORK, ConstantTrace, CostRows, Fleet, PerBatch, PerRound
 from pliant.engine.round_rules import RoundRules, TaskOutcome
-from pliant.engine.timetable import RoundTasks, build_timetable, compute_start_status, make_tasks
+from pliant.engine.round_tasks import RoundTasks, make_tasks
+from pliant.engine.timetable import build_timetable, compute_start_status
 
 ROWS = CostRows(tuple(np.linspace(0.25, 1.0, 16).tolist()))
 THREE_ROWS = CostRows((0.25, 0.5, 1.0))

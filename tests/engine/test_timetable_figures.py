@@ -9,7 +9,8 @@ import pytest
 
 from pliant.devices import FULL_NETWORK, ChangingTrace, CostRows, Fleet, PerBatch, PerRound
 from pliant.engine.round_rules import RoundRules, TaskOutcome
-from pliant.engine.timetable import build_timetable, make_tasks
+from pliant.engine.round_tasks import make_tasks
+from pliant.engine.timetable import build_timetable
 from pliant.rng import rng_stream
 
 DEVICES = np.arange(8_000)

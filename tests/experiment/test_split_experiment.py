@@ -38,7 +38,8 @@ def test_every_file_can_be_read_and_has_rules_that_split_rounds_follow(path):
     runs = load_sweep(path)
     assert len(runs) > 10
     for run in runs:
-        check_split_rules(run.experiment.settings, run.experiment.fleet.size)
+        fleet = run.experiment.fleet
+        check_split_rules(run.experiment.settings, fleet, fleet.size)
         assert run.experiment.per_round == run.experiment.fleet.size
 
 

@@ -22,9 +22,10 @@ from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.local_work import build_context
 from pliant.engine.round_loop import Run, RunSettings
+from pliant.engine.round_tasks import make_tasks
 from pliant.engine.run_store import RunState
 from pliant.engine.simulate import schedule_round, simulate
-from pliant.engine.timetable import build_timetable, make_tasks
+from pliant.engine.timetable import build_timetable
 from pliant.methods import Distreal, FedAvg, FedDropout, LocalTraining
 from pliant.methods.base import Method, ServerState, Step, Task, Update
 from pliant.nn.elastic import Elastic

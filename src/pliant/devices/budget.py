@@ -36,6 +36,7 @@ class DeviceStatus(NamedTuple):
     full_macs_in_round: FloatArray
     link_seconds: FloatArray | float = 0.0  # download and upload
     link_seconds_of: LinkSecondsFn | None = None  # the same, if what is sent depends on the row
+    fits: BoolArray | None = None  # (device, row or 1): rows that fit in memory; None: all do
 
 
 class RowChoice(NamedTuple):
@@ -105,10 +106,22 @@ class CostRows:
         end: IntArray = np.searchsorted(self.share_array, share, side="right")
         return np.maximum(end - 1, 0)
 
+    def find_fitting_rows(self, row: IntArray, fits: BoolArray | None) -> IntArray:
+        """Return the last row up to `row` that fits in memory, or else the first that does."""
+        if fits is None:
+            return row
+        rows = np.arange(len(self.shares))
+        fits = np.broadcast_to(fits, (len(row), len(rows)))
+        last = np.where(fits & (rows <= row[:, None]), rows, -1).max(axis=1)
+        return np.asarray(np.where(last < 0, fits.argmax(axis=1), last))
+
     def choose(self, status: DeviceStatus, max_macs: FloatArray) -> RowChoice:
-        """Return the largest row that costs each device at most `max_macs`, or else the first."""
-        row = self.find_rows(max_macs / status.full_macs)
-        is_short = max_macs / status.full_macs * (1 + ROUNDING_TOLERANCE) < self.share_array[0]
+        """Return the largest row that costs each device at most `max_macs`, or else the first.
+
+        Rows that do not fit in a device's memory are left out.
+        """
+        row = self.find_fitting_rows(self.find_rows(max_macs / status.full_macs), status.fits)
+        is_short = max_macs / status.full_macs * (1 + ROUNDING_TOLERANCE) < self.share_array[row]
         return RowChoice(row, self.share_array[row] * status.full_macs, is_short)
 
 
@@ -150,11 +163,13 @@ class PerRound:
         shares, scale = self.rows.share_array, self.margin * status.speed / status.full_macs_left
         row = self.rows.find_rows(scale * status.round_seconds)
         while True:  # a smaller row is also sent faster
+            row = self.rows.find_fitting_rows(row, status.fits)
             seconds = status.round_seconds - status.link_seconds_of(row)
             is_short = scale * seconds * (1 + ROUNDING_TOLERANCE) < shares[row]
-            if not (row[is_short] > 0).any():
+            smaller = self.rows.find_fitting_rows(np.maximum(row - is_short, 0), status.fits)
+            if not (smaller < row).any():
                 return RowChoice(row, shares[row] * status.full_macs, is_short)
-            row = np.maximum(row - is_short, 0)
+            row = np.minimum(smaller, row)
 
 
 FULL_NETWORK = PerRound(CostRows((1.0,)))  # the full network, whatever the speed

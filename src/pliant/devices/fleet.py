@@ -20,7 +20,7 @@ LinkDirection = Literal["up", "down"]
 
 
 class DeviceClass(Value, frozen=True):
-    """A kind of device: its share of the fleet, its speed, its link and its energy constants.
+    """A kind of device: its share of the fleet, speed, link, energy constants and memory.
 
     A link is a number of bytes per second, or a trace of it. Idle power is drawn from the end of
     a device's own work and transfers until the round closes or the device leaves it.
@@ -39,10 +39,11 @@ class DeviceClass(Value, frozen=True):
     joules_per_mac: NonNegative = 0.0
     joules_per_byte: NonNegative = 0.0
     idle_watts: NonNegative = 0.0  # while it waits for the others of its round
+    memory: Positive | None = None  # bytes for a training step; None: any step fits
 
 
 class DeviceCosts(NamedTuple):
-    """The latency and energy constants of several devices, one number per device.
+    """The latency, energy constants and memory of several devices, one number per device.
 
     >>> import numpy as np
     >>> from pliant.devices import DeviceClass, Fleet
@@ -55,6 +56,7 @@ class DeviceCosts(NamedTuple):
     joules_per_mac: FloatArray
     joules_per_byte: FloatArray
     idle_watts: FloatArray
+    memory: FloatArray  # bytes; infinity where it is not limited
 
 
 def compute_joules(
@@ -123,13 +125,14 @@ class Fleet(Value, frozen=True):
         return np.asarray(np.searchsorted(shares, positions, side="right"))
 
     def get_costs(self, devices: IntArray, *, seed: int = 0) -> DeviceCosts:
-        """Return the latency and energy constants of these devices."""
+        """Return the latency, energy constants and memory of these devices."""
         indices = self.get_class_indices(devices, seed=seed)
-        columns = [
-            [getattr(device_class, field) for device_class in self.classes]
-            for field in DeviceCosts._fields
-        ]
-        return DeviceCosts(*(np.array(column)[indices] for column in columns))
+
+        def expand(field: str) -> FloatArray:
+            values = [getattr(device_class, field) for device_class in self.classes]
+            return np.array([math.inf if value is None else value for value in values])[indices]
+
+        return DeviceCosts(*(expand(field) for field in DeviceCosts._fields))
 
     def compute_links(
         self,

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from pliant.compression import AnyCompression, Uncompressed
 from pliant.data import FederatedData, count_batches, cycle_batches
-from pliant.devices import FULL_NETWORK, BudgetPolicy
+from pliant.devices import FULL_NETWORK, BudgetPolicy, DeviceCosts
+from pliant.devices.budget import BoolArray
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.methods.aggregation import apply_delta, average_deltas, weight_by
 from pliant.methods.base import (
+    BoundsFilters,
     Broadcasts,
     CountsFilters,
     HasBudgetPolicy,
@@ -39,6 +41,7 @@ from pliant.methods.error_feedback import simulate_compression
 from pliant.methods.state import init_device_state
 from pliant.nn.elastic import Elastic, ElasticOptions, elastic
 from pliant.nn.filter_counts import make_count_costs
+from pliant.nn.memory import MemoryBounds, bound_memory
 from pliant.nn.subnet import Subnet
 from pliant.params import Params, nbytes
 
@@ -120,6 +123,25 @@ class WorkerContext:
     @cached_property
     def _coster(self) -> HasStepCost | None:
         return self.method if isinstance(self.method, HasStepCost) else None
+
+    @cached_property
+    def memory_bounds(self) -> MemoryBounds:
+        """Return the most memory that a step needs at each row; one for all if it is not known."""
+        if isinstance(self.method, BoundsFilters):
+            return bound_memory(self.net, self.method.max_filters(self.net))
+        return bound_memory(self.net, np.array([self.net.sizes], np.int64))
+
+    def find_fitting_rows(self, costs: DeviceCosts, devices: IntArray) -> BoolArray | None:
+        """Return the rows whose steps fit in each device's memory; None if none is limited.
+
+        The result is (device, row), or (device, 1) if the memory of rows is not known. Each device
+        needs room for its largest mini-batch.
+        """
+        if np.isinf(costs.memory).all():
+            return None
+        batch = np.array([self.plan_work(device).sizes[0] for device in devices.tolist()])
+        step_bytes = self.memory_bounds.step_bytes(self.method.local.optimiser, batch)
+        return np.asarray(step_bytes <= costs.memory[:, None])
 
     def select_subnet(self, row: int, key: TaskKey, step: int) -> Subnet:
         """Return the subnet that a step trains."""

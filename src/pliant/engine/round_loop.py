@@ -143,7 +143,7 @@ def run_rounds(
 def _warn_of_empty_rounds(record: RoundRecord, tasks: list[TaskRecord]) -> None:
     """Log that training stands still, and how the tasks of the last round ended."""
     reasons = [f"{count} {outcome}" for outcome, count in record.outcomes.items()]
-    reasons += [task.outcome for task in tasks if task.outcome.startswith("rejected: ")][:1]
+    reasons += [task.outcome for task in tasks if ": " in task.outcome][:1]
     first, last = record.round + 2 - MAX_EMPTY_ROUNDS, record.round + 1
     how = ", ".join(reasons) or "no device was selected"
     log.warning("no update was merged in rounds %d to %d: in the last, %s", first, last, how)

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from pliant.devices.vector_rng import FloatArray, IntArray, sample_uniforms
 from pliant.value import Fraction, NonNegative, Value
 
+NO_ROW_FITS = "no row fits in memory"
+
 
 class TaskOutcome(IntEnum):
     """How a task ended; each task has exactly one outcome."""
@@ -21,6 +23,13 @@ class TaskOutcome(IntEnum):
     DROPPED = 3  # the device left
     SURPLUS = 4  # enough other updates came first
     VOID = 5  # in time, but the round had too few updates
+    DECLINED = 6  # no row of the method fits in the device's memory
+
+    @property
+    def label(self) -> str:
+        """Return the outcome as records have it."""
+        is_declined = self is TaskOutcome.DECLINED
+        return f"dropped: declined, {NO_ROW_FITS}" if is_declined else self.name.lower()
 
 
 class RoundRules(Value, frozen=True):

@@ -25,10 +25,11 @@ from pliant.engine.local_work import (
 )
 from pliant.engine.round_loop import RoundResult, Run, RunSettings, run_rounds
 from pliant.engine.round_rules import TaskOutcome
+from pliant.engine.round_tasks import RoundTasks
 from pliant.engine.run_inputs import check_inputs, describe_inputs, describe_method
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.selection import select_devices
-from pliant.engine.timetable import RoundTasks, Timetable, build_timetable, compute_start_status
+from pliant.engine.timetable import Timetable, build_timetable, compute_start_status
 from pliant.methods.base import HasExtraUpload, Method, SendsSubnets, TaskKey, TaskKeys, Update
 from pliant.methods.error_feedback import count_update_bytes
 from pliant.methods.state import init_states
@@ -185,13 +186,14 @@ def schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
     is_plain = isinstance(settings.compression, Uncompressed)
     update_bytes = count_update_bytes(context.net, server_state.params, settings.compression)
     returned_bytes = np.full(len(devices), float(update_bytes))
-    tasks = RoundTasks(devices, full_macs, param_bytes + down, returned_bytes + up)
+    fits = context.find_fitting_rows(run.fleet.get_costs(devices, seed=settings.seed), devices)
+    tasks = RoundTasks(devices, full_macs, param_bytes + down, returned_bytes + up, fits)
     policy = context.budget_policy
 
     def make_packed_tasks(rows: IntArray) -> RoundTasks:
         sent = context.count_sent_bytes(server_state.params, rows, keys)
         returned = sent if is_plain else _count_update_bytes(run, rows, keys)
-        return RoundTasks(devices, full_macs, sent + down, returned + up)
+        return RoundTasks(devices, full_macs, sent + down, returned + up, fits)
 
     if policy.is_per_round and policy is not FULL_NETWORK:  # a subnet may be sent: fewer bytes
         tasks_of = make_packed_tasks if isinstance(method, SendsSubnets) else None
@@ -287,7 +289,7 @@ def _build_task_records(
             TaskRecord(
                 round=run.state.next_round,
                 device=device,
-                outcome=f"rejected: {reason}" if reason else outcome.name.lower(),
+                outcome=f"rejected: {reason}" if reason else outcome.label,
                 samples=update.samples if update else 0,
                 steps=int(timetable.used_steps[index]) if update else 0,
                 macs=float(timetable.spent[index]),

@@ -74,7 +74,7 @@ def simulate_split(
     (2, True)
     """
     settings = settings or RunSettings(rules=RoundRules(late="wait"))
-    check_split_rules(settings, len(data))
+    check_split_rules(settings, fleet, len(data))
     _check_no_quorum(settings)
     session = Session(
         method, net, data, fleet, settings.seed, is_dry=is_dry, make_client=make_client
@@ -161,9 +161,15 @@ def run_split(
                 return
 
 
-def check_split_rules(settings: RunSettings, clients: int) -> None:
+def check_split_rules(settings: RunSettings, fleet: Fleet, clients: int) -> None:
     """Refuse rules that split rounds do not follow: each mini-batch counts once it is trained."""
     rules = settings.rules
+    limited = [device_class for device_class in fleet.classes if device_class.memory is not None]
+    if limited:
+        raise ValueError(
+            "Expected no `memory` in the fleet's classes: split methods do not model it, "
+            f"got {limited[0].memory:g} bytes for {limited[0].name!r}"
+        )
     if rules.late != "wait":
         raise ValueError(
             'Expected rules.late = "wait" for a split method, whose rounds have no deadline, '

@@ -6,8 +6,7 @@ Devices step through their mini-batches in parallel; changes of speed within a s
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,61 +22,7 @@ from pliant.engine.round_rules import (
     close_round,
     sample_dropout_times,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class RoundTasks:
-    """The mini-batches and the bytes of each device in one round.
-
-    >>> import numpy as np
-    >>> from pliant.engine.timetable import make_tasks
-    >>> make_tasks(np.array([7, 3]), np.array([2, 1]), 10.0).full_macs.tolist()
-    [[10.0, 10.0], [10.0, 0.0]]
-    """
-
-    devices: IntArray
-    full_macs: FloatArray  # (device, step): with the full network, 0 past a device's last step
-    down_bytes: FloatArray
-    up_bytes: FloatArray
-
-    @cached_property
-    def full_macs_left(self) -> FloatArray:
-        """Return the full network's MACs of each step and all later ones."""
-        return np.cumsum(self.full_macs[:, ::-1], axis=1)[:, ::-1]
-
-    def __post_init__(self) -> None:
-        has_step = (self.full_macs > 0).astype(int)
-        if not has_step[:, :1].all() or (np.diff(has_step, axis=1) > 0).any():
-            raise ValueError(
-                "Expected at least one mini-batch per device, without gaps, each above 0 MACs"
-            )
-
-
-def make_tasks(
-    devices: IntArray,
-    num_batches: IntArray | int,
-    full_macs: FloatArray | float,
-    *,
-    down_bytes: FloatArray | float = 0.0,
-    up_bytes: FloatArray | float = 0.0,
-) -> RoundTasks:
-    """Return the tasks of devices whose mini-batches all cost the same.
-
-    >>> import numpy as np
-    >>> from pliant.engine.timetable import make_tasks
-    >>> make_tasks(np.array([7, 3]), 4, np.array([10.0, 20.0]), up_bytes=100.0).up_bytes.tolist()
-    [100.0, 100.0]
-    """
-    count = np.broadcast_to(np.asarray(num_batches), devices.shape)
-    has_step = np.arange(int(count.max(initial=1))) < count[:, None]
-    costs = np.broadcast_to(np.asarray(full_macs, np.float64), devices.shape)
-    return RoundTasks(
-        devices,
-        np.where(has_step, costs[:, None], 0.0),
-        np.broadcast_to(np.asarray(down_bytes, np.float64), devices.shape),
-        np.broadcast_to(np.asarray(up_bytes, np.float64), devices.shape),
-    )
-
+from pliant.engine.round_tasks import RoundTasks
 
 TasksOfFn = Callable[[IntArray], RoundTasks]  # one row per device -> tasks
 StepCostFn = Callable[[IntArray, int, RowChoice], FloatArray]  # (devices, step, choice) -> MACs
@@ -96,7 +41,8 @@ class Timetable:
     >>> import numpy as np
     >>> from pliant.devices import FULL_NETWORK, ConstantTrace, Fleet
     >>> from pliant.engine.round_rules import RoundRules, TaskOutcome
-    >>> from pliant.engine.timetable import build_timetable, make_tasks
+    >>> from pliant.engine.round_tasks import make_tasks
+    >>> from pliant.engine.timetable import build_timetable
     >>> fleet, tasks = Fleet(size=1, speed=ConstantTrace(0.8)), make_tasks(np.array([0]), 4, 10.0)
     >>> table = build_timetable(fleet, FULL_NETWORK, tasks, RoundRules(late="partial"))
     >>> outcome = TaskOutcome(table.outcomes[0]).name
@@ -144,13 +90,45 @@ def build_timetable(
 
     >>> import numpy as np
     >>> from pliant.devices import ConstantTrace, CostRows, Fleet, PerBatch
-    >>> from pliant.engine.timetable import build_timetable, make_tasks
+    >>> from pliant.engine.round_tasks import make_tasks
+    >>> from pliant.engine.timetable import build_timetable
     >>> fleet = Fleet(size=9, speed=ConstantTrace(0.5))
     >>> policy = PerBatch(CostRows((0.25, 0.5, 1.0)))
     >>> table = build_timetable(fleet, policy, make_tasks(np.array([4]), 2, 10.0))
     >>> table.end.tolist(), table.row.tolist(), table.useful.tolist()
     ([[0.5, 1.0]], [[1, 1]], [10.0])
     """
+    target = len(tasks.devices) if target_updates is None else target_updates
+    fitting = tasks.find_fitting()
+    table = _build_fitting_timetable(
+        fleet,
+        policy,
+        tasks if fitting is None else tasks.select(fitting),
+        rules,
+        step_cost,
+        seed=seed,
+        round=round,
+        start=start,
+        target_updates=target,
+    )
+    if fitting is None:
+        return table
+    speeds = _compute_speeds(fleet, tasks, seed, start, table.closed_at)
+    return _add_declined(table, tasks, fitting, speeds.total)
+
+
+def _build_fitting_timetable(
+    fleet: Fleet,
+    policy: BudgetPolicy,
+    tasks: RoundTasks,
+    rules: RoundRules,
+    step_cost: StepCostFn | None,
+    *,
+    seed: int,
+    round: int,
+    start: float,
+    target_updates: int,
+) -> Timetable:
     length = fleet.round_seconds
     dropout_times = sample_dropout_times(
         rules, tasks.devices, seed=seed, round=round, round_seconds=length
@@ -173,7 +151,7 @@ def build_timetable(
         arrival,
         np.isfinite(log.end).sum(axis=1),
         dropout_times,
-        target_updates=len(tasks.devices) if target_updates is None else target_updates,
+        target_updates=target_updates,
         round_seconds=length,
         deadline=deadline,
     )
@@ -222,6 +200,21 @@ def _assemble_timetable(
     )
 
 
+def _add_declined(
+    table: Timetable, tasks: RoundTasks, fitting: IntArray, available: FloatArray
+) -> Timetable:
+    """Add the devices in whose memory no row fits: they decline at once and cost nothing."""
+    blanks: dict[str, Any] = {"start": np.inf, "end": np.inf, "row": -1, "arrival": np.inf}
+    blanks |= {"outcomes": TaskOutcome.DECLINED, "available": available}
+    values = {}
+    for name, part in vars(table).items():
+        if name not in ("devices", "closed_at"):
+            values[name] = np.zeros((len(tasks.devices), *part.shape[1:]), part.dtype)
+            values[name][:] = blanks.get(name, 0)
+            values[name][fitting] = part
+    return Timetable(tasks.devices, closed_at=table.closed_at, **values)
+
+
 def compute_start_status(
     fleet: Fleet,
     tasks: RoundTasks,
@@ -236,7 +229,8 @@ def compute_start_status(
 
     >>> import numpy as np
     >>> from pliant.devices import ConstantTrace, CostRows, Fleet, PerRound
-    >>> from pliant.engine.timetable import compute_start_status, make_tasks
+    >>> from pliant.engine.round_tasks import make_tasks
+    >>> from pliant.engine.timetable import compute_start_status
     >>> fleet = Fleet(size=1, speed=ConstantTrace(0.6))
     >>> status = compute_start_status(fleet, make_tasks(np.array([0]), 4, 10.0))
     >>> PerRound(CostRows((0.25, 0.5, 1.0))).choose(status).row.tolist()
@@ -309,6 +303,7 @@ def _build_status(
         tasks.full_macs_left[active, step],
         tasks.full_macs_left[active, 0],
         links.download_end[active] + upload_seconds,
+        fits=None if tasks.fits is None else tasks.fits[active],
     )
 
 
@@ -352,6 +347,7 @@ def _run_steps(
             speed = speeds.speed(np.zeros_like(now) if policy.is_per_round else now)
             status = _build_status(tasks, known_links, active, step, ready, speed, round_seconds)
             choice = policy.choose(status)
+            _check_memory(status, choice)
         macs = choice.macs if step_cost is None else step_cost(tasks.devices[active], step, choice)
         is_held = rules.changes == "batch"
         end = speeds.finish_time_held(now, macs) if is_held else speeds.finish_time(now, macs)
@@ -364,6 +360,15 @@ def _run_steps(
             log.is_short[active, step] = choice.is_short
         now = end
     return log
+
+
+def _check_memory(status: DeviceStatus, choice: RowChoice) -> None:
+    """Raise if a policy has chosen a row that does not fit in memory."""
+    if status.fits is not None and status.fits.shape[1] > 1:
+        wrong = np.flatnonzero(~status.fits[np.arange(len(choice.row)), choice.row])
+        if len(wrong):
+            device, row = status.devices[wrong[0]], choice.row[wrong[0]]
+            raise ValueError(f"Expected a row that fits in memory, got {row} on device {device}")
 
 
 def _sum_first(values: FloatArray, counts: IntArray) -> FloatArray:

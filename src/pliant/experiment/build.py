@@ -39,7 +39,7 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
         devices = config.devices or experiment.fleet.size
         data = _partition_data(config, config.partition, devices, experiment.seed)
     if isinstance(experiment.method, AnySplit):
-        check_split_rules(experiment.settings, len(data))
+        check_split_rules(experiment.settings, experiment.fleet, len(data))
     net = build_network(experiment.network, data, experiment.seed)
     if method is not None:
         init_states(method, get_params(net))  # fail now if one cannot be saved

@@ -271,6 +271,14 @@ class CountsFilters(Protocol):
 
 
 @runtime_checkable
+class BoundsFilters(Protocol):
+    """By default any row may need the memory of the full network."""
+
+    def max_filters(self, net: Elastic) -> IntArray:
+        """Return the most filters that each site may keep in a step at each row: (row, site)."""
+
+
+@runtime_checkable
 class SelectsFilters(Protocol):
     """By default the server knows which filters a device trains."""
 

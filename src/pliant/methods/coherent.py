@@ -49,6 +49,9 @@ class Coherent(Value, frozen=True, tag="coherent"):
     def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
         return count_prefix_filters(net, self._make_table(net).rates)[rows]
 
+    def max_filters(self, net: Elastic) -> IntArray:
+        return count_prefix_filters(net, self._make_table(net).rates)
+
     def init_state(self, params: Params) -> CoverageState:
         return CoverageState(params)
 

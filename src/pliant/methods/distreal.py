@@ -13,7 +13,11 @@ from pliant.methods.base import LocalTraining, ServerState, TaskKey, TaskKeys, U
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd
 from pliant.methods.table_methods import Merging, make_table, merge_updates, select_ordered_subnet
 from pliant.nn.elastic import Elastic
-from pliant.nn.filter_counts import count_drawn_filters, count_prefix_filters
+from pliant.nn.filter_counts import (
+    bound_drawn_filters,
+    count_drawn_filters,
+    count_prefix_filters,
+)
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Sampling, Subnet
 from pliant.value import Positive, Value
@@ -61,6 +65,12 @@ class Distreal(Value, frozen=True, tag="distreal"):
         return count_drawn_filters(
             net, rates, rows, self.choice, seed=keys.seed, address=address, numbers=devices
         )
+
+    def max_filters(self, net: Elastic) -> IntArray:
+        rates = self._make_table(net).rates
+        if self.filters == "round":
+            return count_prefix_filters(net, rates)
+        return bound_drawn_filters(net, rates, self.choice)
 
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         is_fixed = self.filters == "round" and not self.adapts

@@ -62,6 +62,9 @@ class Elfish(Value, frozen=True, tag="elfish"):
     def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
         return count_prefix_filters(net, self._make_table(net).rates)[rows]
 
+    def max_filters(self, net: Elastic) -> IntArray:
+        return count_prefix_filters(net, self._make_table(net).rates)
+
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         subnets: dict[tuple[int, ...], Subnet] = {}
 

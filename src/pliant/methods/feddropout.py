@@ -57,6 +57,9 @@ class FedDropout(Value, frozen=True, tag="feddropout"):
     def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
         return count_prefix_filters(net, self._make_table(net).rates)[rows]
 
+    def max_filters(self, net: Elastic) -> IntArray:
+        return count_prefix_filters(net, self._make_table(net).rates)
+
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return self.select_subnet(net, row, key, 0)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pliant.devices import BudgetPolicy, CostRows, PerBatch, PerRound
 from pliant.devices.budget import Budget
+from pliant.devices.vector_rng import IntArray
 from pliant.methods.aggregation import (
     CoverageState,
     Weighting,
@@ -23,6 +24,7 @@ from pliant.methods.base import LocalTraining, Step, Task, TaskKey, Update, trai
 from pliant.methods.filter_orders import Width, make_width_table, select_prefix
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
+from pliant.nn.filter_counts import count_prefix_filters
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.nn.trainer import SubnetTrainer
@@ -72,6 +74,9 @@ class Fjord(Value, frozen=True, tag="fjord"):
 
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return None if self.dynamic else self._select_prefix(net, row)
+
+    def max_filters(self, net: Elastic) -> IntArray:
+        return count_prefix_filters(net, self._make_table(net).rates)
 
     def macs(self, net: Elastic, row: int, key: TaskKey, step: int) -> float:
         subnets = [self.select_subnet(net, row, key, step)]

@@ -88,6 +88,14 @@ def _find_levels(
     return low.astype(np.int64), high.astype(np.int64), probability
 
 
+def bound_drawn_filters(net: Elastic, rates: SiteRates, sampling: Sampling) -> IntArray:
+    """Return the most filters that `net.draw` can keep at the rates of each row: (row, site)."""
+    if sampling == "bernoulli":  # any number of independent filters may be kept
+        return np.tile(np.array(net.sizes, np.int64), (len(rates), 1))
+    low, high, probability = _find_levels(net, rates, sampling)
+    return np.where(probability > 0, high, low)
+
+
 @cache_on_net
 def count_prefix_filters(net: Elastic, rates: SiteRates) -> IntArray:  # (row, site)
     """Return how many filters `net.select_prefix` keeps at the rates of each row."""

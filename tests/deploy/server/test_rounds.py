@@ -1,4 +1,5 @@
 import msgspec
+import numpy as np
 import pytest
 from tests.deploy.in_process import (
     InProcessTransport,
@@ -44,6 +45,25 @@ def test_simulated_pacing_ends_with_the_simulated_weights(tmp_path, method, flee
     records = serve_rounds(experiment, transport, tmp_path / "run", pace="simulated")
     assert verify_records(records) == 2
     assert records[-1].digest == compute_simulated_digest(experiment)
+
+
+ROUNDED = {"type": "distreal", "choice": "rounded", "local": {"batch": 16}}
+
+
+@pytest.mark.parametrize(("method", "trains"), [("fedavg", 0), ("heterofl", 1), (ROUNDED, 1)])
+def test_simulated_pacing_has_the_memory_limits_of_the_simulation(tmp_path, method, trains):
+    # a step of the full network on 16 images needs 4 · (58106 · 2 + 10698 · 16) bytes
+    classes = [{"memory": 0.7 * 4 * (58106 * 2 + 10698 * 16)}, {}]
+    experiment = make_experiment(method, fleet={"classes": classes}, rules={"grace": 0.0})
+    is_limited = experiment.fleet.get_class_indices(np.arange(3)) == 0
+    assert 0 < sum(is_limited) < 3
+    transport = InProcessTransport(make_devices(experiment, tmp_path))
+    records = serve_rounds(experiment, transport, tmp_path / "run", pace="simulated")
+    assert records[-1].digest == compute_simulated_digest(experiment)
+    declined = "dropped: declined, no row fits in memory"
+    for task in select_tasks(records):
+        is_declined = not trains and is_limited[task.device]
+        assert task.outcome == (declined if is_declined else "finished")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "distreal", "heterofl"])
@@ -331,3 +351,19 @@ def test_the_first_round_waits_longer(tmp_path):
 def test_a_round_does_not_start_below_its_quorum(tmp_path):
     with pytest.raises(NotEnoughDevices, match="expected 3 or more devices online, got 2"):
         serve_with_device_offline(tmp_path, since=1, rules={"quorum": 1.0})
+
+
+def test_devices_are_charged_for_waiting_from_their_reply_to_the_close(tmp_path):
+    experiment = make_experiment(fleet={"classes": [{"idle_watts": 2.0}]}, rounds=1)
+    devices, now = make_devices(experiment, tmp_path), [0.0]
+
+    def make_slow(agent):
+        def reply(request):
+            now[0] += 5.0  # the three replies arrive 5, 10 and 15 s after the requests
+            return agent.handle_request(request)
+
+        return reply
+
+    transport = InProcessTransport({n: make_slow(agent) for n, agent in devices.items()})
+    records = serve_rounds(experiment, transport, tmp_path / "run", clock=lambda: now[0])
+    assert [task.joules for task in select_tasks(records)] == [20.0, 10.0, 0.0]

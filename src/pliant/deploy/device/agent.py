@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pliant.deploy.device.host import Limits, read_host
-from pliant.deploy.device.pacing import MeasuredPacer, SimulatedPacer
+from pliant.deploy.device.pacing import MeasuredPacer, SimulatedPacer, explain_refusal
 from pliant.deploy.device.state import load_device_state, save_device_state
 from pliant.deploy.messages import (
     DELTA,
@@ -78,6 +78,11 @@ class DeviceAgent:
                 slowdown = loaded.slowdown or self.limits.estimate_slowdown(host)
                 points = loaded.curve.scale(slowdown).points
                 return encode_message(TrainReply("hello", request.device, curve=points))
+            if request.pace == "simulated":
+                reason = explain_refusal(loaded.context, loaded.experiment, request)
+                if reason is not None:
+                    reply = TrainReply("declined", request.device, request.round, reason)
+                    return encode_message(reply)
             return self._train(loaded, request, tensors, self.clock() - queued)
         except Exception as error:  # the server continues without this device
             reason = f"{type(error).__name__}: {error}"

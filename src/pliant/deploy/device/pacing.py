@@ -15,9 +15,12 @@ import numpy as np
 from pliant.deploy.messages import TrainRequest
 from pliant.deploy.step_times import StepTimeCurve
 from pliant.devices import BudgetPolicy, DeviceStatus, FixedChoice, PerBatch, RowChoice
+from pliant.devices.budget import BoolArray
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.local_work import LocalWork, WorkerContext
-from pliant.engine.timetable import RoundTasks, build_timetable, compute_start_status
+from pliant.engine.round_rules import NO_ROW_FITS
+from pliant.engine.round_tasks import RoundTasks
+from pliant.engine.timetable import build_timetable, compute_start_status
 from pliant.experiment.config import Experiment
 from pliant.methods.base import TaskKey
 
@@ -125,6 +128,22 @@ class MeasuredPacer:
             self.slowdown = median(self._ratios)
 
 
+def explain_refusal(
+    context: WorkerContext, experiment: Experiment, request: TrainRequest
+) -> str | None:
+    """Return why a device with the memory of the fleet's file cannot train; None if it can."""
+    fits = _find_fitting_rows(context, experiment, request)
+    return None if fits is None or fits.any() else NO_ROW_FITS
+
+
+def _find_fitting_rows(
+    context: WorkerContext, experiment: Experiment, request: TrainRequest
+) -> BoolArray | None:
+    devices = np.array([request.device])
+    costs = experiment.fleet.get_costs(devices, seed=experiment.seed)
+    return context.find_fitting_rows(costs, devices)
+
+
 class SimulatedPacer:
     """Pace a real device by the experiment's simulated fleet instead of its own clock.
 
@@ -143,7 +162,8 @@ class SimulatedPacer:
         key = TaskKey(experiment.seed, request.round, request.device)
         full_macs = np.array([work.sizes], np.float64) * work.full_macs
         zero = np.zeros(1)
-        tasks = RoundTasks(np.array([request.device]), full_macs, zero, zero)
+        fits = _find_fitting_rows(context, experiment, request)
+        tasks = RoundTasks(np.array([request.device]), full_macs, zero, zero, fits)
 
         def count_macs(devices: IntArray, step: int, choice: RowChoice) -> FloatArray:
             if not len(devices):  # its time is over

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
@@ -35,9 +35,10 @@ from pliant.engine.ledger import MERGED_OUTCOMES, RoundRecord
 from pliant.engine.local_work import Job, WorkerContext, make_task
 from pliant.engine.round_loop import RoundResult, Run, run_rounds
 from pliant.engine.round_rules import TaskOutcome, close_round
+from pliant.engine.round_tasks import RoundTasks
 from pliant.engine.run_store import RunState, RunStore, read_records
 from pliant.engine.selection import select_devices
-from pliant.engine.timetable import RoundTasks, compute_start_status
+from pliant.engine.timetable import compute_start_status
 from pliant.experiment.config import Experiment
 from pliant.methods.base import TaskKey, Update
 from pliant.methods.state import init_server_state
@@ -272,6 +273,9 @@ class DeviceTransport:
         zero = np.zeros(len(devices))
         tasks = RoundTasks(np.array(devices), full_macs, zero, zero)
         if self.settings.pace == "simulated":
+            costs = run.fleet.get_costs(tasks.devices, seed=run.settings.seed)
+            fits = run.context.find_fitting_rows(costs, tasks.devices)
+            tasks = replace(tasks, fits=fits)
             start = run.state.next_round * run.fleet.round_seconds
             status = compute_start_status(run.fleet, tasks, seed=run.settings.seed, start=start)
         else:
