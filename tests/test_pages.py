@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pliant.cli import COMMANDS
-from pliant.experiment.config import Experiment
+from pliant.experiment.config import Experiment, resolve_paths
 from pliant.experiment.sweep import _set_value
 from pliant.value import decode
 
@@ -40,7 +40,7 @@ def test_python_on_a_how_to_page_is_part_of_an_example(text):
 
 @pytest.mark.parametrize("text", list_blocks("toml"))
 def test_toml_on_a_how_to_page_has_only_known_keys(text):
-    raw = MINIMAL | tomllib.loads(text)
+    raw = resolve_paths(MINIMAL | tomllib.loads(text), ROOT)
     matrix = raw.pop("matrix", {})
     decode(raw, Experiment)
     for key, values in matrix.items():

@@ -28,6 +28,7 @@ from pliant.devices import PerRound as PerRound
 from pliant.devices import RecordedAvailability as RecordedAvailability
 from pliant.devices import RecordedTrace as RecordedTrace
 from pliant.devices import SteppedTrace as SteppedTrace
+from pliant.devices import get_device_classes as get_device_classes
 from pliant.engine.evaluation import Evaluation as Evaluation
 from pliant.engine.ledger import RoundRecord as RoundRecord
 from pliant.engine.ledger import TaskRecord as TaskRecord

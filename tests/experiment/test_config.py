@@ -1,7 +1,7 @@
 import pytest
 
 from pliant.compression import Int8
-from pliant.devices import ChangingTrace, Fleet, RecordedTrace
+from pliant.devices import ChangingTrace, Fleet, RecordedTrace, get_device_classes
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
@@ -218,3 +218,16 @@ def test_recordings_of_links_are_found_beside_the_file(tmp_path):
     [device_class] = load_experiment(path).fleet.classes
     assert device_class.up == RecordedTrace(str(tmp_path / "up.csv"))
     assert device_class.down == 5000.0
+
+
+def test_named_classes_are_stored_with_their_numbers(tmp_path):
+    path = tmp_path / "run.toml"
+    spec = "[method]\ntype = 'fedavg'\n[fleet]\nsize = 4\nclasses = "
+    path.write_text(spec + "'flhetbench-2'\n")
+    experiment = load_experiment(path)
+    assert experiment.fleet.classes == get_device_classes("flhetbench-2")
+    start_run(tmp_path / "run", experiment)
+    assert load_run_config(tmp_path / "run") == experiment
+    path.write_text(spec + "'flhetbench-5'\n")
+    with pytest.raises(ValueError, match=r"unknown device classes .*at `fleet\.classes`"):
+        load_experiment(path)

@@ -14,6 +14,7 @@ from pliant.devices.fleet import Fleet as Fleet
 from pliant.devices.fleet import FleetDevice as FleetDevice
 from pliant.devices.fleet import compute_joules as compute_joules
 from pliant.devices.links import LinkRates as LinkRates
+from pliant.devices.named_classes import get_device_classes as get_device_classes
 from pliant.devices.piecewise import PiecewiseConstant as PiecewiseConstant
 from pliant.devices.recorded_traces import RecordedAvailability as RecordedAvailability
 from pliant.devices.recorded_traces import RecordedTrace as RecordedTrace

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pliant.compression import AnyCompression, Uncompressed
 from pliant.data import AnyPartition, Iid
-from pliant.devices import Fleet
+from pliant.devices import Fleet, get_device_classes
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
@@ -144,12 +144,12 @@ def _decode_file(path: Path, raw: dict[str, Any], kind: type[V]) -> V:
 def resolve_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Make plain data independent of the folder it was read from.
 
-    Paths to a method's table and a search's profile are replaced by the contents of the files;
-    paths to user code and recordings become absolute.
+    Paths to a method's table and a search's profile are replaced by the contents of the files, and
+    a name of device classes by these; paths to user code and recordings become absolute.
     """
     resolved = dict(raw)
     if "fleet" in raw:
-        resolved["fleet"] = _resolve_recordings(raw["fleet"], folder)
+        resolved["fleet"] = _resolve_recordings(_resolve_classes(raw["fleet"]), folder)
     for key in ("network", "data"):
         table = raw.get(key)
         name = table.get("name") if isinstance(table, dict) else None
@@ -210,6 +210,16 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise ValueError(f"Expected a table at {part!r} of {override!r}, found a value")
     table[last] = value
+
+
+def _resolve_classes(fleet: Any) -> Any:
+    """Replace a name of device classes by these, so that the run's config has their numbers."""
+    if not isinstance(fleet, dict) or not isinstance(fleet.get("classes"), str):
+        return fleet
+    try:
+        return fleet | {"classes": encode(get_device_classes(fleet["classes"]))}
+    except LookupError as error:
+        raise ValueError(f"{error.args[0]} at `fleet.classes`") from None
 
 
 def _resolve_recordings(raw: Any, folder: Path) -> Any:
