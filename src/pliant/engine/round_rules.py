@@ -9,6 +9,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from pliant.devices.vector_rng import FloatArray, IntArray, sample_uniforms
+from pliant.engine.event_queue import Event, EventKind, EventQueue
 from pliant.value import Fraction, NonNegative, Value
 
 NO_ROW_FITS = "no row fits in memory"
@@ -102,42 +103,62 @@ def close_round(
     round_seconds: float,
     deadline: float,
 ) -> RoundClosure:
-    """Decide the outcome of each task and the end of the round.
+    """Decide the outcome of each task and the end of the round, event by event.
 
     `arrival` is when a complete update would arrive (infinity: never); `steps_done` counts the
     mini-batches that a device has done by the deadline. If fewer devices than `target_updates` were
     selected, the target is reached when all of them have answered; the quorum stays the same.
     """
     has_left = dropout_times < np.minimum(arrival, deadline)
-    can_send = (rules.late == "partial") & (steps_done > 0) & np.isinf(arrival)
-    outcomes = np.where(
-        np.isfinite(arrival),
-        TaskOutcome.FINISHED,
-        np.where(can_send, TaskOutcome.PARTIAL, TaskOutcome.LATE),
-    )
-    outcomes = np.where(has_left, TaskOutcome.DROPPED, outcomes).astype(np.int8)
-    in_time = (outcomes == TaskOutcome.FINISHED) | (outcomes == TaskOutcome.PARTIAL)
+    is_partial = (rules.late == "partial") & (steps_done > 0) & np.isinf(arrival)
+    in_time = (np.isfinite(arrival) | is_partial) & ~has_left
     arrival = np.where(in_time, np.minimum(arrival, deadline), np.inf)
-
-    order = np.argsort(arrival, kind="stable")
-    merged = order[: min(target_updates, int(in_time.sum()))]
-    surplus = order[len(merged) : int(in_time.sum())]
-    outcomes[surplus] = TaskOutcome.SURPLUS
+    queue = EventQueue(
+        [
+            *_make_events(EventKind.DEPARTURE, dropout_times, has_left),
+            *_make_events(EventKind.ARRIVAL, arrival, in_time),
+            Event(round_seconds, EventKind.ROUND_END),
+            Event(deadline, EventKind.DEADLINE),
+        ]
+    )
+    merged, dropped = _wait_for_updates(rules, queue, len(arrival), target_updates)
+    closed_at = queue.now
+    # a device that is not done when the round closes early could not be late
+    unfinished = TaskOutcome.SURPLUS if closed_at < deadline else TaskOutcome.LATE
+    outcomes = np.where(in_time, TaskOutcome.SURPLUS, unfinished).astype(np.int8)
+    outcomes[dropped] = TaskOutcome.DROPPED
+    outcomes[merged] = np.where(is_partial[merged], TaskOutcome.PARTIAL, TaskOutcome.FINISHED)
     if len(merged) < rules.quorum_size(target_updates):
         outcomes[merged] = TaskOutcome.VOID
-    last_arrival = float(arrival[merged[-1]]) if len(merged) else 0.0
-    closed_at = deadline
-    is_target_reached = 0 < len(merged) == min(target_updates, len(arrival))
-    if is_target_reached:
-        closed_at = last_arrival if rules.closes_at_target else max(round_seconds, last_arrival)
-    elif rules.late == "wait" and len(arrival) and not (outcomes == TaskOutcome.LATE).any():
-        # a waiting server sees devices leave
-        departures = dropout_times[outcomes == TaskOutcome.DROPPED]
-        closed_at = max(last_arrival, float(departures.max(initial=0.0)))
-    elif not len(arrival):  # there is nobody to wait for
-        closed_at = round_seconds
-    if is_target_reached and closed_at < deadline:
-        is_open = dropout_times > closed_at
-        is_open[merged] = False
-        outcomes[is_open] = TaskOutcome.SURPLUS  # the round closed before they could be late
     return RoundClosure(outcomes, arrival, closed_at)
+
+
+def _make_events(kind: EventKind, times: FloatArray, is_due: NDArray[np.bool_]) -> list[Event]:
+    due = np.flatnonzero(is_due)
+    pairs = zip(times[due].tolist(), due.tolist(), strict=True)
+    return [Event(time, kind, index) for time, index in pairs]
+
+
+def _wait_for_updates(
+    rules: RoundRules, queue: EventQueue, num_tasks: int, target_updates: int
+) -> tuple[list[int], list[int]]:
+    """Let time pass until the round closes; return whose updates count and who has left."""
+    merged: list[int] = []
+    dropped: list[int] = []
+    target, is_over = min(target_updates, num_tasks), False
+    while True:
+        event = queue.pop()
+        match event.kind:
+            case EventKind.DEADLINE:
+                return merged, dropped
+            case EventKind.ROUND_END:
+                is_over = True
+            case EventKind.DEPARTURE:
+                dropped.append(event.device)
+            case EventKind.ARRIVAL if len(merged) < target:
+                merged.append(event.device)
+        if 0 < len(merged) == target and (is_over or rules.closes_at_target):
+            return merged, dropped
+        has_answers = len(merged) + len(dropped) == num_tasks  # a waiting server sees devices leave
+        if has_answers and (rules.late == "wait" if num_tasks else is_over):
+            return merged, dropped
