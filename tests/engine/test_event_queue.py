@@ -32,7 +32,7 @@ def test_the_past_cannot_be_changed():
     queue = EventQueue([Event(1.0, EventKind.DEADLINE)])
     queue.pop()
     queue.push(Event(1.0, EventKind.ARRIVAL, 7))
-    with pytest.raises(ValueError, match="Expected an event at 1.0 s or later"):
+    with pytest.raises(ValueError, match=r"Expected an event at 1\.0 s or later"):
         queue.push(Event(0.5, EventKind.ARRIVAL, 7))
 
 

@@ -159,8 +159,14 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     history = run.state.history
     if not isinstance(run.settings.select, str):  # "uniform" and "available" need none
         history = extend_history(history, result.tasks)
-    run.state = RunState(
-        number + 1, result.closed_at, server_state, device_states, history, residuals
+    run.state = replace(
+        run.state,
+        next_round=number + 1,
+        seconds=result.closed_at,
+        server_state=server_state,
+        device_states=device_states,
+        history=history,
+        residuals=residuals,
     )
     record = sum_tasks(number, result.closed_at, result.tasks)
     if result.dispatched_at is not None:

@@ -7,14 +7,29 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from pliant.engine.ledger import Record
+import msgspec
+
+from pliant.engine.ledger import Record, TaskRecord
 from pliant.engine.selection import History, LastTask
-from pliant.methods.base import ServerState
+from pliant.methods.base import ServerState, TaskKey
 from pliant.methods.state import build_state, flatten_state
 from pliant.params import Params, flatten, group_subtrees, select_subtree
 from pliant.storage import checkpoint, formats
 from pliant.storage.jsonl import JsonlWriter, read_jsonl
 from pliant.storage.run_lock import RunLock
+
+
+@dataclass(frozen=True)
+class TaskInFlight:
+    """A task that a device is working on; times are seconds of the run."""
+
+    key: TaskKey  # its `round` counts the dispatches
+    rows: tuple[int, ...]  # of the mini-batches that the server will get
+    macs: tuple[float, ...]  # planned
+    lr: float
+    base: int  # the version of the network that the device was sent
+    ends_at: float  # when its update arrives, or the device leaves
+    record: TaskRecord  # if the update turns out valid
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,10 @@ class RunState:
     device_states: dict[int, Any]  # kept by each device between rounds, in the method's own type
     history: History = field(default_factory=dict)  # by which some selections choose
     residuals: dict[int, Params] = field(default_factory=dict)  # of compression, by device
+    # of asynchronous runs only
+    dispatches: int = 0  # so far
+    in_flight: tuple[TaskInFlight, ...] = ()
+    base_params: dict[int, Params] = field(default_factory=dict)  # sent to them, by version
 
 
 CHECKPOINTS = "checkpoints"
@@ -68,8 +87,14 @@ class RunStore:
         states = run_state.device_states
         devices = {device: flatten_state(state) for device, state in states.items()}
         server = flatten_state(run_state.server_state)
-        residuals = run_state.residuals
-        tensors = flatten({"server": server, "devices": devices, "residuals": residuals})
+        tensors = flatten(
+            {
+                "server": server,
+                "devices": devices,
+                "residuals": run_state.residuals,
+                "versions": run_state.base_params,
+            }
+        )
         with _add_path_to_errors(self._writer.path):
             position = self._writer.sync()
         metadata = {
@@ -77,6 +102,8 @@ class RunStore:
             "seconds": run_state.seconds.hex(),
             "position": position,
             "history": {str(device): task for device, task in run_state.history.items()},
+            "dispatches": run_state.dispatches,
+            "in_flight": run_state.in_flight,
         }
         with _add_path_to_errors(self._checkpoints):
             checkpoint.save(self._checkpoints, run_state.next_round, tensors, metadata)
@@ -153,6 +180,7 @@ def _build_run_state(
 ) -> RunState:
     devices = group_subtrees(select_subtree(tensors, "devices"))
     residuals = group_subtrees(select_subtree(tensors, "residuals"))
+    versions = group_subtrees(select_subtree(tensors, "versions"))
     return RunState(
         metadata["round"],
         float.fromhex(metadata["seconds"]),
@@ -162,4 +190,7 @@ def _build_run_state(
         else {},
         {int(device): LastTask(*task) for device, task in metadata.get("history", {}).items()},
         {int(device): residual for device, residual in residuals.items()},
+        metadata.get("dispatches", 0),
+        msgspec.convert(metadata.get("in_flight", []), tuple[TaskInFlight, ...]),
+        {int(version): params for version, params in versions.items()},
     )

@@ -115,15 +115,22 @@ def select_devices(
     round: int,
     speeds: SpeedFn,
     history: History,
+    busy: Collection[int] = (),
 ) -> IntArray:
     """Select devices without replacement, in rising order; fewer if fewer are available.
 
-    The cost grows with `count` and the devices seen so far, not with the fleet.
+    Devices that are `busy` are left out. The cost grows with `count`, these devices and those seen
+    so far, not with the fleet.
     """
-    count = min(count, fleet_size)
+    count = min(count, fleet_size - len(busy))
     rng = rng_stream(seed, "select", round)
     if selection == "uniform":
-        return np.sort(rng.choice(fleet_size, count, replace=False, shuffle=False))
+        idle = np.sort(rng.choice(fleet_size - len(busy), count, replace=False, shuffle=False))
+        for device in sorted(busy):
+            idle[idle >= device] += 1
+        return idle
+    if busy:
+        speeds = partial(_stop_busy, speeds, list(busy))
     draw = partial(_draw_available, fleet_size, speeds=speeds, rng=rng)
     if selection == "available":
         return np.sort(draw(count))
@@ -162,6 +169,10 @@ def compute_oort_utilities(
     preferred = np.quantile(seconds, selection.fast_share)
     slowdown = np.where(seconds > preferred, preferred / np.maximum(seconds, 1e-300), 1.0)
     return np.asarray(utilities * slowdown**selection.slow_penalty)
+
+
+def _stop_busy(speeds: SpeedFn, busy: list[int], devices: IntArray) -> FloatArray:
+    return np.where(np.isin(devices, busy), 0.0, speeds(devices))
 
 
 def _draw_useful(

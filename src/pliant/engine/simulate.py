@@ -24,7 +24,7 @@ from pliant.engine.local_work import (
     run_job,
 )
 from pliant.engine.round_loop import RoundResult, Run, RunSettings, run_rounds
-from pliant.engine.round_rules import TaskOutcome
+from pliant.engine.round_rules import RoundRules, TaskOutcome
 from pliant.engine.round_tasks import RoundTasks
 from pliant.engine.run_inputs import check_inputs, describe_inputs, describe_method
 from pliant.engine.run_store import RunState, RunStore
@@ -33,9 +33,9 @@ from pliant.engine.timetable import Timetable, build_timetable, compute_start_st
 from pliant.methods.base import HasExtraUpload, Method, SendsSubnets, TaskKey, TaskKeys, Update
 from pliant.methods.error_feedback import count_update_bytes
 from pliant.methods.state import init_states
-from pliant.methods.validation import accept_valid
+from pliant.methods.validation import UpdateManifest, accept_valid
 from pliant.nn.elastic import ElasticOptions
-from pliant.params import get_params, nbytes
+from pliant.params import Params, get_params, nbytes
 from pliant.storage import run_dir
 from pliant.value import encode
 from pliant.workers.pool import AnyWorkers, InlineWorkers, Pool, open_pool
@@ -156,13 +156,17 @@ class SimulatedDevices:
         return devices
 
     def dispatch(self, run: Run, devices: list[int]) -> None:
-        self._timetable, self._tasks = schedule_round(run, np.array(devices, np.int64))
+        self._timetable = schedule_round(run, np.array(devices, np.int64))
 
     def collect(self, run: Run) -> RoundResult:
-        updates, rejections = _train_round(run, self._pool, self._timetable, self._tasks)
+        updates, rejections = _train_round(run, self._pool, self._timetable)
         if len(updates) < run.settings.rules.quorum_size(run.target_updates):
             updates = []  # rejected updates do not count, so the round is void
-        tasks = _build_task_records(run, self._timetable, updates, rejections)
+        by_device = {update.device: update for update in updates}
+        tasks = [
+            complete_record(draft, by_device.get(draft.device), rejections.get(draft.device))
+            for draft in draft_task_records(run, self._timetable)
+        ]
         states = {
             update.device: update.device_state
             for update in updates
@@ -173,13 +177,22 @@ class SimulatedDevices:
         return RoundResult(updates, tasks, closed_at, states, residuals=residuals)
 
 
-def schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
-    """Return the timetable of the next round with these devices, and their tasks."""
-    context, settings, now = run.context, run.settings, run.state.seconds
+def schedule_round(
+    run: Run,
+    devices: IntArray,
+    *,
+    number: int | None = None,
+    start: float | None = None,
+    rules: RoundRules | None = None,
+) -> Timetable:
+    """Return the timetable of the next round, or of tasks sent at another time by other rules."""
+    context, settings = run.context, run.settings
+    number = run.state.next_round if number is None else number
+    start = run.state.seconds if start is None else start
     sizes = context.compute_batch_sizes(devices)
     full_macs = sizes * context.full_macs
     server_state, method = run.state.server_state, context.method
-    keys = TaskKeys(settings.seed, run.state.next_round, devices)
+    keys = TaskKeys(settings.seed, number, devices)
     param_bytes = np.full(len(devices), float(nbytes(server_state.params)))
     down = nbytes(context.broadcast(server_state))
     up = method.extra_upload_bytes(context.net) if isinstance(method, HasExtraUpload) else 0
@@ -198,7 +211,7 @@ def schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
     if policy.is_per_round and policy is not FULL_NETWORK:  # a subnet may be sent: fewer bytes
         tasks_of = make_packed_tasks if isinstance(method, SendsSubnets) else None
         status = compute_start_status(
-            run.fleet, tasks, seed=settings.seed, start=now, tasks_of=tasks_of
+            run.fleet, tasks, seed=settings.seed, start=start, tasks_of=tasks_of
         )
         choice = policy.choose(status)
         tasks = make_packed_tasks(choice.row)
@@ -213,18 +226,17 @@ def schedule_round(run: Run, devices: IntArray) -> tuple[Timetable, RoundTasks]:
         )
         return macs
 
-    timetable = build_timetable(
+    return build_timetable(
         run.fleet,
         policy,
         tasks,
-        settings.rules,
+        rules or settings.rules,
         seed=settings.seed,
-        round=run.state.next_round,
-        start=now,
+        round=number,
+        start=start,
         target_updates=run.target_updates,
         step_cost=compute_step_cost,
     )
-    return timetable, tasks
 
 
 def _count_update_bytes(run: Run, rows: IntArray, keys: TaskKeys) -> FloatArray:
@@ -237,73 +249,85 @@ def _count_update_bytes(run: Run, rows: IntArray, keys: TaskKeys) -> FloatArray:
     return np.array(counts, np.float64)
 
 
+def make_job(run: Run, key: TaskKey, rows: tuple[int, ...], macs: tuple[float, ...]) -> Job:
+    """Return the job of a task with these rows and planned MACs, sent now."""
+    device, state = key.device, run.state
+    summary = run.context.summarise_data(device)
+    upload = run.settings.compression, state.residuals.get(device, {})
+    return Job(key, rows, macs, run.lr, state.device_states.get(device), *summary, *upload)
+
+
+def make_manifest(run: Run, shared: Params, job: Job) -> UpdateManifest:
+    """Return what a valid update for a job looks like."""
+    sizes = run.context.plan_work(job.key.device).sizes[: len(job.rows)]
+    # a method may charge several passes
+    max_macs = [
+        max(size * run.context.full_macs, macs) for size, macs in zip(sizes, job.macs, strict=True)
+    ]
+    return run.manifests.build(shared, job, sizes, max_macs)
+
+
 def _train_round(
-    run: Run, pool: Pool[Job, Update], timetable: Timetable, tasks: RoundTasks
+    run: Run, pool: Pool[Job, Update], timetable: Timetable
 ) -> tuple[list[Update], dict[int, str]]:
     """Train the tasks that count; return the valid updates and the reasons for rejections."""
-    batch_sizes = np.rint(tasks.full_macs / run.context.full_macs).astype(np.int64)
-    max_macs = np.maximum(tasks.full_macs, timetable.planned)  # a method may charge several passes
-    jobs, bounds = [], []
-    for index, device in enumerate(timetable.devices.tolist()):
-        used = int(timetable.used_steps[index])
-        if used:
-            rows = tuple(timetable.row[index, :used].tolist())
-            macs = tuple(timetable.planned[index, :used].tolist())
-            key = TaskKey(run.settings.seed, run.state.next_round, device)
-            device_state = run.state.device_states.get(device)
-            summary = run.context.summarise_data(device)
-            upload = run.settings.compression, run.state.residuals.get(device, {})
-            jobs.append(Job(key, rows, macs, run.lr, device_state, *summary, *upload))
-            bounds.append((batch_sizes[index, :used].tolist(), max_macs[index, :used].tolist()))
+    seed, number = run.settings.seed, run.state.next_round
+    jobs = [
+        make_job(run, TaskKey(seed, number, device), *list_used_steps(timetable, index))
+        for index, device in enumerate(timetable.devices.tolist())
+        if timetable.used_steps[index]
+    ]
     shared = run.shared_params
     updates = pool.run(jobs, shared, cost=lambda job: job.cost) if jobs else []
-    manifests = {
-        job.key.device: run.manifests.build(shared, job, *bound)
-        for job, bound in zip(jobs, bounds, strict=True)
-    }
+    manifests = {job.key.device: make_manifest(run, shared, job) for job in jobs}
     replies = ((job.key.device, update) for job, update in zip(jobs, updates, strict=True))
     return accept_valid(replies, manifests, run.settings.guard)
 
 
-def _build_task_records(
-    run: Run,
-    timetable: Timetable,
-    updates: list[Update],
-    rejections: dict[int, str],
-) -> list[TaskRecord]:
-    """Return what each task of a round cost and how it ended."""
+def list_used_steps(timetable: Timetable, index: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return the rows and planned MACs of the steps of a task that the server gets."""
+    used = int(timetable.used_steps[index])
+    rows, macs = timetable.row[index, :used].tolist(), timetable.planned[index, :used].tolist()
+    return tuple(rows), tuple(macs)
+
+
+def draft_task_records(run: Run, timetable: Timetable) -> list[TaskRecord]:
+    """Return what each task costs and how it ends if its update turns out valid."""
     costs = run.fleet.get_costs(timetable.devices, seed=run.settings.seed)
-    updates_by_device = {update.device: update for update in updates}
     traffic = timetable.down + timetable.up
     joules = compute_joules(costs, timetable.spent, traffic, timetable.idle)
     # a device whose update does not count stops when the round closes
     limit = np.where(timetable.used_steps > 0, np.inf, timetable.closed_at)[:, None]
     started = (timetable.start < limit).sum(axis=1).tolist()
     ended = (np.isfinite(timetable.end) & (timetable.end <= limit)).sum(axis=1).tolist()
-    records = []
-    for index, device in enumerate(timetable.devices.tolist()):
-        update, reason = updates_by_device.get(device), rejections.get(device)
-        is_void = update is None and timetable.used_steps[index] > 0
-        outcome = TaskOutcome.VOID if is_void else TaskOutcome(timetable.outcomes[index])
-        records.append(
-            TaskRecord(
-                round=run.state.next_round,
-                device=device,
-                outcome=f"rejected: {reason}" if reason else outcome.label,
-                samples=update.samples if update else 0,
-                steps=int(timetable.used_steps[index]) if update else 0,
-                macs=float(timetable.spent[index]),
-                useful=float(timetable.useful[index]) if update else 0.0,
-                available=float(timetable.available[index]),
-                down=int(timetable.down[index]),
-                up=int(timetable.up[index]),
-                seconds=float(timetable.busy[index]),
-                joules=float(joules[index]),
-                loss=update.loss if update else None,
-                starts=tuple(timetable.start[index, : started[index]].tolist()),
-                ends=tuple(timetable.end[index, : ended[index]].tolist()),
-                rows=tuple(timetable.row[index, : started[index]].tolist()),
-                short=int(timetable.is_short[index, : started[index]].sum()),
-            )
+    return [
+        TaskRecord(
+            round=run.state.next_round,
+            device=device,
+            outcome=TaskOutcome(timetable.outcomes[index]).label,
+            samples=0,
+            steps=int(timetable.used_steps[index]),
+            macs=float(timetable.spent[index]),
+            useful=float(timetable.useful[index]),
+            available=float(timetable.available[index]),
+            down=int(timetable.down[index]),
+            up=int(timetable.up[index]),
+            seconds=float(timetable.busy[index]),
+            joules=float(joules[index]),
+            starts=tuple(timetable.start[index, : started[index]].tolist()),
+            ends=tuple(timetable.end[index, : ended[index]].tolist()),
+            rows=tuple(timetable.row[index, : started[index]].tolist()),
+            short=int(timetable.is_short[index, : started[index]].sum()),
         )
-    return records
+        for index, device in enumerate(timetable.devices.tolist())
+    ]
+
+
+def complete_record(record: TaskRecord, update: Update | None, reason: str | None) -> TaskRecord:
+    """Return a task's record with its merged update, or the reason why it has none."""
+    if update is not None:
+        return msgspec.structs.replace(record, samples=update.samples, loss=update.loss)
+    if not record.steps:
+        return record
+    outcome = f"rejected: {reason}" if reason else TaskOutcome.VOID.name.lower()
+    return msgspec.structs.replace(record, outcome=outcome, steps=0, useful=0.0)

@@ -151,6 +151,7 @@ class Update:
     num_samples: int = 0  # on the device
     subnet_steps: SubnetSteps = ()
     residual: Params = field(default_factory=dict)  # of compression; kept on the device
+    staleness: int = 0  # merges since its task was sent; 0 in rounds
 
 
 @dataclass(frozen=True)
