@@ -33,14 +33,14 @@ def wait_until_suspended(process):
 
 
 def suspend_before(rounds):
-    run_jobs, count = pool.Pool.run, iter(range(sys.maxsize))
+    stream_jobs, count = pool.Pool.stream, iter(range(sys.maxsize))
 
-    def run(self, *arguments, **options):
+    def stream(self, *arguments, **options):
         if next(count) in rounds:
             os.kill(os.getpid(), signal.SIGSTOP)
-        return run_jobs(self, *arguments, **options)
+        return stream_jobs(self, *arguments, **options)
 
-    pool.Pool.run = run
+    pool.Pool.stream = stream
 
 
 if __name__ == "__main__":

@@ -37,6 +37,13 @@ def test_empty_rounds_and_timetables_are_measured():
     assert all(result.value > 0 for result in results)
 
 
+@pytest.mark.slow
+def test_the_memory_of_a_round_does_not_grow_with_its_devices():
+    results = [*engine.measure_large_rounds(few=10, many=40)]
+    assert len(results) == 2
+    assert all(result.is_met for result in results)
+
+
 def test_every_device_of_an_empty_round_sends_its_update():
     first = next(records := engine.run_rounds(engine.NoTraining(), engine.make_tiny, rounds=2))
     records.close()

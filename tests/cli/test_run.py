@@ -197,16 +197,16 @@ def test_a_second_ctrl_c_stops_during_a_round(run, folder, undisturbed, tmp_path
     from pliant.workers import pool
 
     run_folder = tmp_path / "run"
-    run_jobs, calls = pool.Pool.run, []
+    stream_jobs, calls = pool.Pool.stream, []
 
     def interrupt(self, *arguments, **options):
         calls.append(1)
         if len(calls) == 5:  # rounds 4 and 5 come after the checkpoint of round 3
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
-        return run_jobs(self, *arguments, **options)
+        return stream_jobs(self, *arguments, **options)
 
-    monkeypatch.setattr(pool.Pool, "run", interrupt)
+    monkeypatch.setattr(pool.Pool, "stream", interrupt)
     code, _, errors = run(folder / "small.toml", "--out", run_folder)
     assert code == 130
     assert errors == (

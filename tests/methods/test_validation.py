@@ -15,7 +15,7 @@ from tests.methods.wrapped_method import WrappedMethod
 from pliant.data import Iid, ImageDataset
 from pliant.data.federated import TrainTestData
 from pliant.devices import ChangingTrace, Fleet
-from pliant.engine import ledger, simulate
+from pliant.engine import ledger, round_training, simulate
 from pliant.engine.local_work import Job, make_task
 from pliant.engine.manifests import ManifestBuilder
 from pliant.engine.round_rules import RoundRules
@@ -101,16 +101,17 @@ class Round:
 @cache
 def run_round(tag):
     """Run one round of a method and record its updates and manifests."""
-    calls = []
+    updates, all_manifests = {}, {}
 
     def record_call(replies, manifests, policy):
-        calls.append((dict(replies), manifests))
-        return accept_valid(calls[-1][0].items(), manifests, policy)
+        updates.update(replies)
+        all_manifests.update(manifests)
+        return accept_valid(replies, manifests, policy)
 
     method = make_method(METHODS[tag])
-    with patch.object(simulate, "accept_valid", record_call):
+    with patch.object(round_training, "accept_valid", record_call):
         run(method)
-    return Round(method, make_elastic(), *calls[0])
+    return Round(method, make_elastic(), updates, all_manifests)
 
 
 def test_there_are_forty_kinds_of_bad_updates():

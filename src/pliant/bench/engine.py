@@ -89,6 +89,12 @@ def make_cifar_like() -> tuple[nn.Module, FederatedData]:
     return femnist_cnn(10, channels=3, side=32), _make_random_data(500, 3, 32)
 
 
+def make_large() -> tuple[nn.Module, FederatedData]:
+    """Make a network of 25 MB whose steps are cheap, and one image on each of 100 devices."""
+    layers = nn.Flatten(), nn.Linear(784, 7800), nn.ReLU(), nn.Linear(7800, 10)
+    return nn.Sequential(*layers), _make_random_data(1, 1, 28)
+
+
 def _make_random_data(samples: int, channels: int, side: int) -> FederatedData:
     generator = torch.Generator().manual_seed(0)
 
@@ -110,6 +116,7 @@ def run_rounds(
     make: MakeInputs,
     *,
     rounds: int = UNLIMITED_ROUNDS,
+    per_round: int = PER_ROUND,
     size: int = 100,
     folder: Path | None = None,
     workers: AnyWorkers | None = None,
@@ -122,7 +129,7 @@ def run_rounds(
         net,
         data,
         Fleet(size=size),
-        settings=RunSettings(rounds=rounds, per_round=PER_ROUND, evaluation=evaluation),
+        settings=RunSettings(rounds=rounds, per_round=per_round, evaluation=evaluation),
         workers=workers or InlineWorkers(),
         folder=folder,
         make_inputs=make,
@@ -136,6 +143,7 @@ def measure() -> Iterator[Measurement]:
     yield from measure_start_up()
     yield from measure_fleet_sizes()
     yield from measure_memory_growth()
+    yield from measure_large_rounds()
     yield from measure_timetable()
     yield from measure_schedules()
 
@@ -202,6 +210,15 @@ def measure_memory_growth() -> Iterator[Measurement]:
     yield Measurement("memory at round 1,000 / round 50", growth, "", 1.05)
 
 
+def measure_large_rounds(few: int = 20, many: int = 400) -> Iterator[Measurement]:
+    """Compare the peak memory of rounds with many and few devices, all processes together."""
+    for name, workers in (("inline", InlineWorkers()), ("two workers", ProcessWorkers(2))):
+        peaks = [run_in_process(_measure_peak, devices, workers) for devices in (few, many)]
+        yield Measurement(
+            f"peak memory, {many} / {few} devices x 25 MB, {name}", peaks[1] / peaks[0], "", 1.2
+        )
+
+
 def measure_timetable(seconds: float = 2.0) -> Iterator[Measurement]:
     """Time the timetable of a large round."""
     fleet = Fleet(size=10_000, speed=ChangingTrace(per_round=4.0))
@@ -259,6 +276,24 @@ def _measure_memory(size: int) -> float:
     for _ in run_rounds(NoTraining(), make_tiny, rounds=100, size=size):
         pass
     return float(psutil.Process().memory_info().rss)
+
+
+def _measure_peak(devices: int, workers: AnyWorkers) -> float:
+    method = FedAvg(LocalTraining(Sgd(lr=0.01), BATCH))
+    records = run_rounds(method, make_large, per_round=devices, size=devices, workers=workers)
+    with closing(records):
+        next(records)
+        process = psutil.Process()
+        return float(sum(_read_peak(p.pid) for p in (process, *process.children(recursive=True))))
+
+
+def _read_peak(pid: int) -> int:
+    """Return the most kilobytes that a process has had in memory.
+
+    `getrusage` would count the memory of the parent that the process was forked from, too.
+    """
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
 
 
 def _measure_growth(rounds: int) -> float:

@@ -14,7 +14,14 @@ from pliant.data import FederatedData, count_batches, cycle_batches
 from pliant.devices import FULL_NETWORK, BudgetPolicy, DeviceCosts
 from pliant.devices.budget import BoolArray
 from pliant.devices.vector_rng import FloatArray, IntArray
-from pliant.methods.aggregation import apply_delta, average_deltas, weight_by
+from pliant.methods.aggregation import (
+    MergesStream,
+    UpdateStream,
+    apply_delta,
+    average_deltas,
+    open_stream,
+    weight_by,
+)
 from pliant.methods.base import (
     BoundsFilters,
     Broadcasts,
@@ -204,12 +211,22 @@ class WorkerContext:
             return method.train(self.net, task, steps)
         return train_locally(self.net, task, steps, method.local.optimiser)
 
-    def merge(self, state: Any, updates: Sequence[Update]) -> Any:
+    @property
+    def merges_stream(self) -> bool:
+        """Return whether updates can be merged as they come."""
+        method = self.method
+        if isinstance(method, Merges):
+            return isinstance(method, MergesStream) and method.merges_stream
+        return True
+
+    def merge(self, state: Any, updates: Sequence[Update] | UpdateStream) -> Any:
         """Return the server's next state."""
         if isinstance(self.method, Merges):
-            return self.method.merge(self.net, state, updates)
-        delta = average_deltas(self.net, state.params, updates, weight_by("samples"))
-        return replace(state, params=apply_delta(state.params, delta)) if updates else state
+            merge: Any = self.method.merge  # takes a stream only if `merges_stream`
+            return merge(self.net, state, updates)
+        stream = open_stream(updates)
+        delta = average_deltas(self.net, state.params, stream, weight_by("samples"))
+        return replace(state, params=apply_delta(state.params, delta)) if stream.seen else state
 
     def broadcast(self, state: Any) -> Params:
         """Return what devices are sent along with the network."""

@@ -94,7 +94,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """A closed round, before its updates are merged."""
+    """A closed round, before or after its updates are merged."""
 
     updates: list[Update]  # valid and in time, in device order
     tasks: list[TaskRecord]  # one for each task
@@ -102,6 +102,7 @@ class RoundResult:
     device_states: dict[int, Any] = field(default_factory=dict)  # new, of merged devices
     dispatched_at: float | None = None  # seconds of the run, if devices were waited for
     residuals: dict[int, Params] = field(default_factory=dict)  # new, of merged devices
+    server_state: Any = None  # if the updates, which then have no tensors, are merged already
 
 
 class Transport(Protocol):
@@ -153,7 +154,9 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     """Merge the updates of a round, move the run to the next round, and evaluate the network."""
     number, old_params = run.state.next_round, run.state.server_state.params
     context = run.context
-    server_state = context.merge(run.state.server_state, result.updates)
+    server_state = result.server_state
+    if server_state is None:
+        server_state = context.merge(run.state.server_state, result.updates)
     device_states = run.state.device_states | result.device_states
     residuals = run.state.residuals | result.residuals
     history = run.state.history

@@ -26,6 +26,7 @@ from pliant.engine.local_work import (
 from pliant.engine.round_loop import RoundResult, Run, RunSettings, run_rounds
 from pliant.engine.round_rules import RoundRules, TaskOutcome
 from pliant.engine.round_tasks import RoundTasks
+from pliant.engine.round_training import TrainedRound, make_jobs, train_round
 from pliant.engine.run_inputs import check_inputs, describe_inputs, describe_method
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.selection import select_devices
@@ -33,9 +34,8 @@ from pliant.engine.timetable import Timetable, build_timetable, compute_start_st
 from pliant.methods.base import HasExtraUpload, Method, SendsSubnets, TaskKey, TaskKeys, Update
 from pliant.methods.error_feedback import count_update_bytes
 from pliant.methods.state import init_states
-from pliant.methods.validation import UpdateManifest, accept_valid
 from pliant.nn.elastic import ElasticOptions
-from pliant.params import Params, get_params, nbytes
+from pliant.params import get_params, nbytes
 from pliant.storage import run_dir
 from pliant.value import encode
 from pliant.workers.pool import AnyWorkers, InlineWorkers, Pool, open_pool
@@ -159,22 +159,25 @@ class SimulatedDevices:
         self._timetable = schedule_round(run, np.array(devices, np.int64))
 
     def collect(self, run: Run) -> RoundResult:
-        updates, rejections = _train_round(run, self._pool, self._timetable)
-        if len(updates) < run.settings.rules.quorum_size(run.target_updates):
-            updates = []  # rejected updates do not count, so the round is void
-        by_device = {update.device: update for update in updates}
+        trained = train_round(run, self._pool, make_jobs(run, self._timetable))
+        if len(trained.updates) < run.settings.rules.quorum_size(run.target_updates):
+            # rejected updates do not count, so the round is void
+            trained = TrainedRound([], trained.rejections, {}, {})
+        by_device = {update.device: update for update in trained.updates}
         tasks = [
-            complete_record(draft, by_device.get(draft.device), rejections.get(draft.device))
+            complete_record(
+                draft, by_device.get(draft.device), trained.rejections.get(draft.device)
+            )
             for draft in draft_task_records(run, self._timetable)
         ]
-        states = {
-            update.device: update.device_state
-            for update in updates
-            if update.device_state is not None
-        }
-        residuals = {update.device: update.residual for update in updates if update.residual}
-        closed_at = run.state.seconds + self._timetable.closed_at
-        return RoundResult(updates, tasks, closed_at, states, residuals=residuals)
+        return RoundResult(
+            trained.updates,
+            tasks,
+            run.state.seconds + self._timetable.closed_at,
+            trained.device_states,
+            residuals=trained.residuals,
+            server_state=trained.server_state,
+        )
 
 
 def schedule_round(
@@ -247,48 +250,6 @@ def _count_update_bytes(run: Run, rows: IntArray, keys: TaskKeys) -> FloatArray:
         subnet = context.subnet_to_send(row, TaskKey(keys.seed, keys.round, device))
         counts.append(count_update_bytes(context.net, params, run.settings.compression, subnet))
     return np.array(counts, np.float64)
-
-
-def make_job(run: Run, key: TaskKey, rows: tuple[int, ...], macs: tuple[float, ...]) -> Job:
-    """Return the job of a task with these rows and planned MACs, sent now."""
-    device, state = key.device, run.state
-    summary = run.context.summarise_data(device)
-    upload = run.settings.compression, state.residuals.get(device, {})
-    return Job(key, rows, macs, run.lr, state.device_states.get(device), *summary, *upload)
-
-
-def make_manifest(run: Run, shared: Params, job: Job) -> UpdateManifest:
-    """Return what a valid update for a job looks like."""
-    sizes = run.context.plan_work(job.key.device).sizes[: len(job.rows)]
-    # a method may charge several passes
-    max_macs = [
-        max(size * run.context.full_macs, macs) for size, macs in zip(sizes, job.macs, strict=True)
-    ]
-    return run.manifests.build(shared, job, sizes, max_macs)
-
-
-def _train_round(
-    run: Run, pool: Pool[Job, Update], timetable: Timetable
-) -> tuple[list[Update], dict[int, str]]:
-    """Train the tasks that count; return the valid updates and the reasons for rejections."""
-    seed, number = run.settings.seed, run.state.next_round
-    jobs = [
-        make_job(run, TaskKey(seed, number, device), *list_used_steps(timetable, index))
-        for index, device in enumerate(timetable.devices.tolist())
-        if timetable.used_steps[index]
-    ]
-    shared = run.shared_params
-    updates = pool.run(jobs, shared, cost=lambda job: job.cost) if jobs else []
-    manifests = {job.key.device: make_manifest(run, shared, job) for job in jobs}
-    replies = ((job.key.device, update) for job, update in zip(jobs, updates, strict=True))
-    return accept_valid(replies, manifests, run.settings.guard)
-
-
-def list_used_steps(timetable: Timetable, index: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return the rows and planned MACs of the steps of a task that the server gets."""
-    used = int(timetable.used_steps[index])
-    rows, macs = timetable.row[index, :used].tolist(), timetable.planned[index, :used].tolist()
-    return tuple(rows), tuple(macs)
 
 
 def draft_task_records(run: Run, timetable: Timetable) -> list[TaskRecord]:

@@ -1,10 +1,10 @@
 """Aggregation: combine the deltas of many devices, full-size or packed, into one."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,16 +15,75 @@ from pliant.nn.subnet import Subnet
 from pliant.params import Params
 
 
+class MispredictedWeights(Exception):
+    """The largest weight of a stream of updates turned out to be another than planned."""
+
+
+class UpdateStream:
+    """The updates of a round in device order, to be read once: as they come, none is kept.
+
+    `planned` says what is known of them before they come, in updates without tensors: weights
+    follow from it. `seen` holds the updates read so far, also without tensors.
+
+    >>> import pliant as pl
+    >>> from pliant.methods.aggregation import UpdateStream
+    >>> update = pl.Update(device=7, delta={}, samples=32, steps=2, macs=1e6, loss=0.3)
+    >>> stream = UpdateStream([update], iter([update]))
+    >>> [update.samples for update in stream], len(stream.seen)
+    ([32], 1)
+    """
+
+    def __init__(self, planned: Sequence[Update], updates: Iterator[Update]) -> None:
+        self.planned, self._updates = planned, updates
+        self.seen: list[Update] = []
+        self._observers: list[Callable[[Update], None]] = []
+
+    def observe(self, observer: Callable[[Update], None]) -> None:
+        """Call a function with each update as it is read."""
+        self._observers.append(observer)
+
+    def __iter__(self) -> Iterator[Update]:
+        for update in self._updates:
+            self.seen.append(replace(update, delta={}, extra={}, device_state=None, residual={}))
+            for observer in self._observers:
+                observer(update)
+            yield update
+
+
+Updates = Iterable[Update] | UpdateStream
+
+
+def open_stream(updates: Updates) -> UpdateStream:
+    """Return updates as a stream in device order, unless they are one already."""
+    if isinstance(updates, UpdateStream):
+        return updates
+    ordered = sorted(updates, key=lambda update: update.device)
+    return UpdateStream(ordered, iter(ordered))
+
+
+@runtime_checkable
+class MergesStream(Protocol):
+    """By default `merge` gets all updates of a round in a list."""
+
+    @property
+    def merges_stream(self) -> bool:
+        """Return whether `merge` also takes an `UpdateStream`."""
+
+
 def scale_weights(weights: Sequence[float | Fraction]) -> list[float]:
     """Divide weights by the largest, exactly, so that equal ratios give equal bits.
 
     >>> scale_weights([2.0, 6.0]) == scale_weights([300, 900]) == [1 / 3, 1.0]
     True
     """
+    largest = _find_largest(weights)
+    return [float(Fraction(weight) / largest) for weight in weights]
+
+
+def _find_largest(weights: Sequence[float | Fraction]) -> Fraction:
     if not all(0 <= weight < math.inf for weight in weights) or not any(weights or [1]):
         raise ValueError(f"Expected weights >= 0, not all 0, got {[*map(float, weights)]}")
-    largest = Fraction(max(weights, default=1))
-    return [float(Fraction(weight) / largest) for weight in weights]
+    return Fraction(max(weights, default=1))
 
 
 def make_zeros(params: Params) -> Params:
@@ -77,7 +136,7 @@ def weight_by(weighting: Weighting) -> WeightFn:
 def average_deltas(
     net: Elastic,
     params: Params,
-    updates: Sequence[Update],
+    updates: Updates,
     weight: WeightFn,
     cover: CoverFn | None = None,
 ) -> Params:
@@ -95,15 +154,19 @@ def average_deltas(
     >>> pl.average_deltas(net, pl.get_params(net.module), updates, pl.weight_by("samples"))
     {'weight': tensor([[3.]], dtype=torch.float64)}
     """
-    ordered = sorted(updates, key=lambda update: update.device)
-    scaled = scale_weights([weight(update) for update in ordered])
+    stream = open_stream(updates)
+    largest = _find_largest([weight(update) for update in stream.planned])
     total, covered = make_zeros(params), make_zeros(params) if cover else {}
-    weight_sum = 0.0
-    for update, share in zip(ordered, scaled, strict=True):
+    weights, weight_sum = [], 0.0
+    for update in stream:
+        weights.append(Fraction(weight(update)))
+        share = float(weights[-1] / largest)
         weight_sum += share
         add_weighted(total, _unpack_delta(net, params, update), share)
         if cover:
             add_weighted(covered, cover(net, params, update), share)
+    if max(weights, default=largest) != largest:
+        raise MispredictedWeights
     if not cover:
         return {name: tensor / (weight_sum or 1.0) for name, tensor in total.items()}
     return {

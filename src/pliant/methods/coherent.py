@@ -5,14 +5,13 @@ NeurIPS 2021) while resources are constant, and as DISTREAL (Rapp et al., AAAI 2
 change.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pliant.devices import BudgetPolicy, CostRows, PerBatch
 from pliant.devices.budget import Budget
 from pliant.devices.vector_rng import IntArray
-from pliant.methods.aggregation import CoverageState, track_coverage
-from pliant.methods.base import LocalTraining, TaskKey, TaskKeys, Update
+from pliant.methods.aggregation import CoverageState, Updates, open_stream, track_coverage
+from pliant.methods.base import LocalTraining, TaskKey, TaskKeys
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd
 from pliant.methods.table_methods import Merging, make_table, merge_updates, select_ordered_subnet
 from pliant.nn.elastic import Elastic
@@ -32,6 +31,8 @@ class Coherent(Value, frozen=True, tag="coherent"):
     """
 
     table: ParetoTable | None = None  # None: equal rates for all sites
+    merges_stream: ClassVar[bool] = True
+
     local: LocalTraining = LocalTraining()
     budget: Budget = "paced"
     filters: Literal["round", "prefix"] = "round"  # a random order per round, or the natural one
@@ -55,9 +56,10 @@ class Coherent(Value, frozen=True, tag="coherent"):
     def init_state(self, params: Params) -> CoverageState:
         return CoverageState(params)
 
-    def merge(self, net: Elastic, state: CoverageState, updates: Sequence[Update]) -> CoverageState:
-        merged = merge_updates(self.server, net, state, updates, self.merging)
-        return track_coverage(merged, updates)
+    def merge(self, net: Elastic, state: CoverageState, updates: Updates) -> CoverageState:
+        stream = open_stream(updates)
+        merged = merge_updates(self.server, net, state, stream, self.merging)
+        return track_coverage(merged, stream.seen)
 
     def _make_table(self, net: Elastic) -> ParetoTable:
         return make_table(net, self.table, self.filters)

@@ -3,13 +3,13 @@
 Rapp et al., "DISTREAL: Distributed resource-aware learning in heterogeneous systems", AAAI 2022.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pliant.devices import BudgetPolicy, CostRows, PerBatch, PerRound
 from pliant.devices.budget import Budget
 from pliant.devices.vector_rng import IntArray
-from pliant.methods.base import LocalTraining, ServerState, TaskKey, TaskKeys, Update
+from pliant.methods.aggregation import Updates
+from pliant.methods.base import LocalTraining, ServerState, TaskKey, TaskKeys
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd
 from pliant.methods.table_methods import Merging, make_table, merge_updates, select_ordered_subnet
 from pliant.nn.elastic import Elastic
@@ -36,6 +36,8 @@ class Distreal(Value, frozen=True, tag="distreal"):
     """
 
     table: ParetoTable | None = None  # None: equal rates for all sites
+    merges_stream: ClassVar[bool] = True
+
     local: LocalTraining = LocalTraining()
     budget: Budget = "as-written"
     choice: Sampling = "bernoulli"
@@ -76,7 +78,7 @@ class Distreal(Value, frozen=True, tag="distreal"):
         is_fixed = self.filters == "round" and not self.adapts
         return self.select_subnet(net, row, key, 0) if is_fixed else None
 
-    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+    def merge(self, net: Elastic, state: ServerState, updates: Updates) -> ServerState:
         return merge_updates(self.server, net, state, updates, self.merging)
 
     def _make_table(self, net: Elastic) -> ParetoTable:

@@ -4,8 +4,9 @@ Xu et al., "ELFISH: Resource-aware federated learning on heterogeneous edge devi
 "Helios: Heterogeneity-aware federated learning with dynamically balanced collaboration", DAC 2021.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,10 +14,15 @@ from torch import Tensor
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
 from pliant.devices.vector_rng import IntArray
-from pliant.methods.aggregation import average_deltas
+from pliant.methods.aggregation import Updates, average_deltas, open_stream
 from pliant.methods.base import LocalTraining, Step, Task, TaskKey, TaskKeys, Update, train_locally
 from pliant.methods.filter_orders import Width, make_fine_widths, make_width_table, select_prefix
-from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, take_server_step
+from pliant.methods.server_optimisers import (
+    AnyServerOptimiser,
+    ServerSgd,
+    measure_squares,
+    take_server_step,
+)
 from pliant.nn.elastic import Elastic
 from pliant.nn.filter_counts import count_prefix_filters
 from pliant.nn.pareto_table import ParetoTable
@@ -45,6 +51,8 @@ class Elfish(Value, frozen=True, tag="elfish"):
     >>> pl.Elfish(top=0.25, margin=0.7).min_width
     0.25
     """
+
+    merges_stream: ClassVar[bool] = True
 
     local: LocalTraining = LocalTraining()
     top: Fraction = 0.5  # share of a device's filters chosen by contribution
@@ -76,11 +84,13 @@ class Elfish(Value, frozen=True, tag="elfish"):
 
         return train_locally(net, task, map(replace_subnet, steps), self.local.optimiser)
 
-    def merge(self, net: Elastic, state: ElfishState, updates: Sequence[Update]) -> ElfishState:
-        if not updates:
+    def merge(self, net: Elastic, state: ElfishState, updates: Updates) -> ElfishState:
+        weight, stream = _weight_by_trained_share, open_stream(updates)
+        squares = measure_squares(self.server, net, stream)
+        delta = average_deltas(net, state.params, stream, weight)
+        if not stream.seen:
             return state
-        delta = average_deltas(net, state.params, updates, _weight_by_trained_share)
-        merged = take_server_step(self.server, net, state, delta, updates, _weight_by_trained_share)
+        merged = take_server_step(self.server, net, state, delta, stream.seen, weight, squares)
         return replace(merged, contributions=_measure_contributions(net, delta))
 
     def init_state(self, params: Params) -> ElfishState:

@@ -4,12 +4,15 @@ McMahan et al., "Communication-efficient learning of deep networks from decentra
 AISTATS 2017.
 """
 
-from collections.abc import Sequence
-
-from pliant.methods.aggregation import Weighting, weight_by
-from pliant.methods.base import LocalTraining, ServerState, Update
+from pliant.methods.aggregation import Updates, Weighting, open_stream, weight_by
+from pliant.methods.base import LocalTraining, ServerState
 from pliant.methods.robust import AnyMerge, Mean, merge_by_rule
-from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, take_server_step
+from pliant.methods.server_optimisers import (
+    AnyServerOptimiser,
+    ServerSgd,
+    measure_squares,
+    take_server_step,
+)
 from pliant.nn.elastic import Elastic
 from pliant.value import Value
 
@@ -29,7 +32,12 @@ class FedAvg(Value, frozen=True, tag="fedavg"):
     merging: AnyMerge = Mean()  # or a Byzantine-robust rule
     server: AnyServerOptimiser = ServerSgd()
 
-    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
-        weight = weight_by(self.weighting)
-        delta = merge_by_rule(self.merging, net, state.params, updates, weight)
-        return take_server_step(self.server, net, state, delta, updates, weight)
+    @property
+    def merges_stream(self) -> bool:
+        return isinstance(self.merging, Mean)  # the robust rules compare all updates
+
+    def merge(self, net: Elastic, state: ServerState, updates: Updates) -> ServerState:
+        weight, stream = weight_by(self.weighting), open_stream(updates)
+        squares = measure_squares(self.server, net, stream)
+        delta = merge_by_rule(self.merging, net, state.params, stream, weight)
+        return take_server_step(self.server, net, state, delta, stream.seen, weight, squares)

@@ -4,13 +4,12 @@ Caldas et al., "Expanding the reach of federated learning by reducing client res
 2018; with a rate per device by its resources, as in Rapp et al., DISTREAL, AAAI 2022.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
 from pliant.devices.vector_rng import IntArray
-from pliant.methods.aggregation import Weighting, cover_sent
-from pliant.methods.base import LocalTraining, ServerState, TaskKey, TaskKeys, Update
+from pliant.methods.aggregation import Updates, Weighting, cover_sent
+from pliant.methods.base import LocalTraining, ServerState, TaskKey, TaskKeys
 from pliant.methods.filter_orders import (
     Width,
     make_device_order,
@@ -34,6 +33,8 @@ class FedDropout(Value, frozen=True, tag="feddropout"):
     >>> pl.FedDropout(margin=0.7).merging
     'counts'
     """
+
+    merges_stream: ClassVar[bool] = True
 
     local: LocalTraining = LocalTraining()
     min_width: Width = 0.25  # smallest share of a site's filters
@@ -63,7 +64,7 @@ class FedDropout(Value, frozen=True, tag="feddropout"):
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return self.select_subnet(net, row, key, 0)
 
-    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+    def merge(self, net: Elastic, state: ServerState, updates: Updates) -> ServerState:
         cover = cover_sent if self.merging == "counts" else None
         return merge_average(self.server, net, state, updates, self.weighting, cover)
 

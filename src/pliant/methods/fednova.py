@@ -4,12 +4,17 @@ Wang et al., "Tackling the objective inconsistency problem in heterogeneous fede
 NeurIPS 2020; for SGD with or without momentum.
 """
 
-from collections.abc import Sequence
 from fractions import Fraction
+from typing import ClassVar
 
-from pliant.methods.aggregation import average_deltas
+from pliant.methods.aggregation import Updates, average_deltas, open_stream
 from pliant.methods.base import LocalTraining, ServerState, Update
-from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, take_server_step
+from pliant.methods.server_optimisers import (
+    AnyServerOptimiser,
+    ServerSgd,
+    measure_squares,
+    take_server_step,
+)
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimisers import Sgd
 from pliant.value import Value
@@ -26,6 +31,8 @@ class FedNova(Value, frozen=True, tag="fednova"):
     16
     """
 
+    merges_stream: ClassVar[bool] = True
+
     local: LocalTraining = LocalTraining()
     server: AnyServerOptimiser = ServerSgd()
 
@@ -34,26 +41,28 @@ class FedNova(Value, frozen=True, tag="fednova"):
         if not isinstance(self.local.optimiser, Sgd):
             raise ValueError("Expected SGD, as the steps of other optimisers have no known weight")
 
-    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
-        if not updates:
-            return state
-
+    def merge(self, net: Elastic, state: ServerState, updates: Updates) -> ServerState:
         assert isinstance(self.local.optimiser, Sgd)
         momentum = self.local.optimiser.momentum
 
         def weight_per_step(update: Update) -> Fraction:
             return update.num_samples / _count_effective_steps(update.steps, momentum)
 
-        samples = sum(update.num_samples for update in updates)
+        stream = open_stream(updates)
+        squares = measure_squares(self.server, net, stream)
+        delta = average_deltas(net, state.params, stream, weight_per_step)
+        if not stream.seen:
+            return state
+        samples = sum(update.num_samples for update in stream.seen)
         steps = sum(
             _count_effective_steps(update.steps, momentum) * update.num_samples / samples
-            for update in updates
+            for update in stream.seen
         )
         # 1 if all devices took the same number of steps
-        scale = steps * sum(weight_per_step(update) for update in updates) / samples
-        delta = average_deltas(net, state.params, updates, weight_per_step)
+        scale = steps * sum(weight_per_step(update) for update in stream.seen) / samples
+        seen, weight = stream.seen, weight_per_step
         return take_server_step(
-            self.server, net, state, delta, updates, weight_per_step, scale=float(scale)
+            self.server, net, state, delta, seen, weight, squares, scale=float(scale)
         )
 
 

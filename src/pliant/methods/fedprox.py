@@ -8,10 +8,15 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from pliant.methods.aggregation import Weighting, weight_by
+from pliant.methods.aggregation import Updates, Weighting, open_stream, weight_by
 from pliant.methods.base import LocalTraining, ServerState, Step, Task, Update, train_corrected
 from pliant.methods.robust import AnyMerge, Mean, merge_by_rule
-from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, take_server_step
+from pliant.methods.server_optimisers import (
+    AnyServerOptimiser,
+    ServerSgd,
+    measure_squares,
+    take_server_step,
+)
 from pliant.nn.elastic import Elastic
 from pliant.value import NonNegative, Value
 
@@ -43,7 +48,12 @@ class FedProx(Value, frozen=True, tag="fedprox"):
         optimiser, sent = self.local.optimiser, task.params
         return train_corrected(net, task, steps, optimiser, sent, add_proximal_term)
 
-    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
-        weight = weight_by(self.weighting)
-        delta = merge_by_rule(self.merging, net, state.params, updates, weight)
-        return take_server_step(self.server, net, state, delta, updates, weight)
+    @property
+    def merges_stream(self) -> bool:
+        return isinstance(self.merging, Mean)  # the robust rules compare all updates
+
+    def merge(self, net: Elastic, state: ServerState, updates: Updates) -> ServerState:
+        weight, stream = weight_by(self.weighting), open_stream(updates)
+        squares = measure_squares(self.server, net, stream)
+        delta = merge_by_rule(self.merging, net, state.params, stream, weight)
+        return take_server_step(self.server, net, state, delta, stream.seen, weight, squares)

@@ -4,12 +4,12 @@ Alam et al., "FedRolex: Model-heterogeneous federated learning with rolling sub-
 NeurIPS 2022.
 """
 
-from collections.abc import Sequence
+from typing import ClassVar
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
 from pliant.devices.vector_rng import IntArray
-from pliant.methods.aggregation import Weighting, cover_sent
-from pliant.methods.base import LocalTraining, ServerState, TaskKey, TaskKeys, Update
+from pliant.methods.aggregation import Updates, Weighting, cover_sent
+from pliant.methods.base import LocalTraining, ServerState, TaskKey, TaskKeys
 from pliant.methods.filter_orders import (
     Width,
     make_fine_widths,
@@ -32,6 +32,8 @@ class FedRolex(Value, frozen=True, tag="fedrolex"):
     >>> pl.FedRolex(widths=(0.25, 0.5, 1.0)).widths[-1]
     1.0
     """
+
+    merges_stream: ClassVar[bool] = True
 
     local: LocalTraining = LocalTraining()
     widths: tuple[Width, ...] = ()  # such as (0.25, 0.5, 1.0); empty: any from `min_width` up
@@ -57,7 +59,7 @@ class FedRolex(Value, frozen=True, tag="fedrolex"):
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return self.select_subnet(net, row, key, 0)
 
-    def merge(self, net: Elastic, state: ServerState, updates: Sequence[Update]) -> ServerState:
+    def merge(self, net: Elastic, state: ServerState, updates: Updates) -> ServerState:
         return merge_average(self.server, net, state, updates, self.weighting, cover_sent)
 
     def _make_table(self, net: Elastic) -> ParetoTable:

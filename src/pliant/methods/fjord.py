@@ -4,7 +4,8 @@ Horváth et al., "FjORD: Fair and accurate federated learning under heterogeneou
 ordered dropout", NeurIPS 2021.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,11 @@ from pliant.devices.budget import Budget
 from pliant.devices.vector_rng import IntArray
 from pliant.methods.aggregation import (
     CoverageState,
+    Updates,
     Weighting,
     cover_sent,
     cover_trained,
+    open_stream,
     track_coverage,
 )
 from pliant.methods.base import LocalTraining, Step, Task, TaskKey, Update, train_locally
@@ -42,6 +45,8 @@ class Fjord(Value, frozen=True, tag="fjord"):
     >>> pl.Fjord(dynamic=True, budget="paced").widths
     (0.2, 0.4, 0.6, 0.8, 1.0)
     """
+
+    merges_stream: ClassVar[bool] = True
 
     local: LocalTraining = LocalTraining()
     widths: tuple[Width, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -111,10 +116,11 @@ class Fjord(Value, frozen=True, tag="fjord"):
         step_fn = distil if self.distilled else None
         return train_locally(net, task, steps, self.local.optimiser, step_fn=step_fn)
 
-    def merge(self, net: Elastic, state: CoverageState, updates: Sequence[Update]) -> CoverageState:
+    def merge(self, net: Elastic, state: CoverageState, updates: Updates) -> CoverageState:
+        stream = open_stream(updates)
         cover = cover_trained if self.dynamic else cover_sent
-        merged = merge_average(self.server, net, state, updates, self.weighting, cover)
-        return track_coverage(merged, updates)
+        merged = merge_average(self.server, net, state, stream, self.weighting, cover)
+        return track_coverage(merged, stream.seen)
 
     def _select_prefix(self, net: Elastic, row: int) -> Subnet:
         return select_prefix(net, self._make_table(net).rates[row])

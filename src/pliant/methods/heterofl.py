@@ -4,9 +4,9 @@ Diao et al., "HeteroFL: Computation and communication efficient federated learni
 clients", ICLR 2021; widths of 0.7 as in Rapp et al., DISTREAL, AAAI 2022.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,10 @@ from pliant.devices import BudgetPolicy, CostRows, PerRound
 from pliant.devices.vector_rng import IntArray
 from pliant.methods.aggregation import (
     CoverageState,
+    Updates,
     Weighting,
     cover_sent,
+    open_stream,
     track_coverage,
 )
 from pliant.methods.base import (
@@ -52,6 +54,8 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
     >>> [method.s**level for level in range(method.levels)]
     [1.0, 0.5, 0.25]
     """
+
+    merges_stream: ClassVar[bool] = True
 
     local: LocalTraining = LocalTraining()
     s: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.7
@@ -95,10 +99,11 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
         update = train_locally(net, task, steps, self.local.optimiser, step_fn=step_fn)
         return replace(update, extra={"owned": owned})
 
-    def merge(self, net: Elastic, state: CoverageState, updates: Sequence[Update]) -> CoverageState:
+    def merge(self, net: Elastic, state: CoverageState, updates: Updates) -> CoverageState:
+        stream = open_stream(updates)
         cover = _cover_owned_classes
-        merged = merge_average(self.server, net, state, updates, self.weighting, cover)
-        return track_coverage(merged, updates)
+        merged = merge_average(self.server, net, state, stream, self.weighting, cover)
+        return track_coverage(merged, stream.seen)
 
     def _make_table(self, net: Elastic) -> ParetoTable:
         widths = tuple(self.s**level for level in range(self.levels))

@@ -12,7 +12,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from pliant.methods.aggregation import CoverFn, WeightFn, average_deltas, make_zeros
+from pliant.methods.aggregation import CoverFn, Updates, WeightFn, average_deltas, make_zeros
 from pliant.methods.base import Update
 from pliant.nn.elastic import Elastic
 from pliant.params import Params
@@ -87,7 +87,7 @@ def merge_by_rule(
     rule: AnyMerge,
     net: Elastic,
     params: Params,
-    updates: Sequence[Update],
+    updates: Updates,
     weight: WeightFn,
     cover: CoverFn | None = None,
 ) -> Params:
@@ -98,7 +98,7 @@ def merge_by_rule(
     """
     if isinstance(rule, Mean):
         return average_deltas(net, params, updates, weight, cover)
-    return rule.merge_deltas(net, params, updates)
+    return rule.merge_deltas(net, params, list(updates))
 
 
 def _sort_by_device(updates: Sequence[Update]) -> list[Update]:

@@ -6,12 +6,13 @@ variates by option II.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import msgspec
 import torch
 from torch import Tensor
 
-from pliant.methods.aggregation import Weighting
+from pliant.methods.aggregation import Updates, Weighting, open_stream
 from pliant.methods.base import LocalTraining, Step, Task, Update, train_corrected
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
@@ -50,6 +51,8 @@ class Scaffold(Value, frozen=True, tag="scaffold"):
     'samples'
     """
 
+    merges_stream: ClassVar[bool] = True
+
     local: LocalTraining = LocalTraining()
     devices: Count | None = None
     weighting: Weighting = "samples"
@@ -85,15 +88,18 @@ class Scaffold(Value, frozen=True, tag="scaffold"):
     def broadcast(self, state: ScaffoldState) -> Params:
         return state.control
 
-    def merge(self, net: Elastic, state: ScaffoldState, updates: Sequence[Update]) -> ScaffoldState:
-        if not updates:
-            return state
-        merged = merge_average(self.server, net, state, updates, self.weighting)
-        devices = {*state.devices.tolist(), *(update.device for update in updates)}
-        total = dict(state.total)
-        for update in sorted(updates, key=lambda update: update.device):
+    def merge(self, net: Elastic, state: ScaffoldState, updates: Updates) -> ScaffoldState:
+        stream, total = open_stream(updates), dict(state.total)
+
+        def add_shift(update: Update) -> None:
             for name, shift in update.extra.items():
                 total[name] = total.get(name, torch.zeros_like(shift, dtype=torch.float64)) + shift
+
+        stream.observe(add_shift)
+        merged = merge_average(self.server, net, state, stream, self.weighting)
+        if not stream.seen:
+            return state
+        devices = {*state.devices.tolist(), *(update.device for update in stream.seen)}
         count = self.devices or len(devices)
         control = {
             name: (sums / count).to(merged.params[name].dtype) for name, sums in total.items()

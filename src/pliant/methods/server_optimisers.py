@@ -15,10 +15,13 @@ from torch import Tensor
 
 from pliant.methods.aggregation import (
     CoverFn,
+    Updates,
+    UpdateStream,
     WeightFn,
     Weighting,
     apply_scaled_delta,
     average_deltas,
+    open_stream,
     scale_weights,
     weight_by,
 )
@@ -165,14 +168,28 @@ def merge_average(
     server: AnyServerOptimiser,
     net: Elastic,
     state: S,
-    updates: Sequence[Update],
+    updates: Updates,
     weighting: Weighting,
     cover: CoverFn | None = None,
 ) -> S:
     """Merge updates by their weighted mean and take the server's step."""
-    weight = weight_by(weighting)
-    delta = average_deltas(net, state.params, updates, weight, cover)
-    return take_server_step(server, net, state, delta, updates, weight)
+    weight, stream = weight_by(weighting), open_stream(updates)
+    squares = measure_squares(server, net, stream)
+    delta = average_deltas(net, state.params, stream, weight, cover)
+    return take_server_step(server, net, state, delta, stream.seen, weight, squares)
+
+
+def measure_squares(
+    server: AnyServerOptimiser, net: Elastic, stream: UpdateStream
+) -> Sequence[float]:
+    """Return the squared norms of the deltas, which are filled in as the stream is read.
+
+    There are none if the server does not need them.
+    """
+    squares: list[float] = []
+    if isinstance(server, ServerExtrapolation):
+        stream.observe(lambda update: squares.append(_sum_squares(net, update.delta)))
+    return squares
 
 
 def take_server_step(
@@ -182,10 +199,13 @@ def take_server_step(
     delta: Params,
     updates: Sequence[Update],
     weight: WeightFn,
+    squares: Sequence[float],
     *,
     scale: float = 1.0,
 ) -> S:
     """Return the state after one step along `scale` times the merged delta.
+
+    `updates` need no tensors; `squares` are the squared norms of their deltas.
 
     A round without updates changes nothing, not even the momentum. Entries that no device trained
     have a delta of 0, but may move by their momentum. Norm statistics take the delta as it is.
@@ -194,9 +214,7 @@ def take_server_step(
         return state
 
     def compute_mean_square() -> float:
-        ordered = sorted(updates, key=lambda update: update.device)
-        shares = scale_weights([weight(update) for update in ordered])
-        squares = [_sum_squares(net, update.delta) for update in ordered]
+        shares = scale_weights([weight(update) for update in updates])
         total = sum(share * square for share, square in zip(shares, squares, strict=True))
         return scale**2 * total / sum(shares)
 

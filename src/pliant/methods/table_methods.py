@@ -1,10 +1,9 @@
 """Shared by DISTREAL and Coherent: rates from a table, random or ordered filters, three merges."""
 
-from collections.abc import Sequence
 from typing import Literal
 
-from pliant.methods.aggregation import cover_step_share
-from pliant.methods.base import TaskKey, Update
+from pliant.methods.aggregation import Updates, cover_step_share
+from pliant.methods.base import TaskKey
 from pliant.methods.filter_orders import make_count_table, make_device_order, select_prefix
 from pliant.methods.server_optimisers import AnyServerOptimiser, S, merge_average
 from pliant.nn.elastic import Elastic
@@ -31,7 +30,7 @@ def select_ordered_subnet(
 
 
 def merge_updates(
-    server: AnyServerOptimiser, net: Elastic, state: S, updates: Sequence[Update], merging: Merging
+    server: AnyServerOptimiser, net: Elastic, state: S, updates: Updates, merging: Merging
 ) -> S:
     """Merge updates by MACs, by samples, or per coordinate by the steps that trained it."""
     if merging == "counts":

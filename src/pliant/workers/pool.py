@@ -3,7 +3,7 @@
 import itertools
 import reprlib
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -220,7 +220,7 @@ class Pool(Generic[J, R]):
                 on_finish(jobs[index])
         return [results[index] for index in range(len(jobs))]
 
-    def stream(self, jobs: Sequence[J], shared: Params) -> Iterator[R]:
+    def stream(self, jobs: Sequence[J], shared: Params) -> Generator[R, None, None]:
         """Yield the results in the order of `jobs`; at most two per worker are held back."""
         window = 2 * self.count
         with self._share_with(jobs, shared) as version:

@@ -1,0 +1,127 @@
+"""Train the tasks of a simulated round that count, and merge their updates as they come."""
+
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from pliant.engine.local_work import Job, WorkerContext
+from pliant.engine.round_loop import Run
+from pliant.engine.timetable import Timetable
+from pliant.methods.aggregation import MispredictedWeights, UpdateStream
+from pliant.methods.base import SelectsFilters, TaskKey, Update, count_steps
+from pliant.methods.validation import UpdateManifest, accept_valid
+from pliant.params import Params
+from pliant.workers.pool import Pool
+
+
+@dataclass(frozen=True)
+class TrainedRound:
+    """The valid updates of a round in device order, and what they led to."""
+
+    updates: list[Update]  # without tensors if they are merged
+    rejections: dict[int, str]  # reasons, by device
+    device_states: dict[int, Any]
+    residuals: dict[int, Params]
+    server_state: Any = None  # if the updates are merged
+
+
+def train_round(run: Run, pool: Pool[Job, Update], jobs: Sequence[Job]) -> TrainedRound:
+    """Run the jobs, validate their updates and, if the method allows it, merge them as they come.
+
+    Then at most two updates per worker wait. The others are kept: those of methods that compare
+    them all, and those of devices with test images of their own, on which each is evaluated.
+    """
+    context, shared = run.context, run.shared_params
+    rejections: dict[int, str] = {}
+    device_states: dict[int, Any] = {}
+    residuals: dict[int, Params] = {}
+
+    def iter_valid(jobs: Sequence[Job]) -> Generator[Update, None, None]:
+        with closing(pool.stream(jobs, shared)) as replies:
+            for job, reply in zip(jobs, replies, strict=True):
+                device, manifest = job.key.device, make_manifest(run, shared, job)
+                updates, reasons = accept_valid(
+                    [(device, reply)], {device: manifest}, run.settings.guard
+                )
+                rejections.update(reasons)
+                for update in updates:
+                    if update.device_state is not None:
+                        device_states[device] = update.device_state
+                    if update.residual:
+                        residuals[device] = update.residual
+                    yield update
+
+    def merge(planned: Sequence[Update], jobs: Sequence[Job]) -> tuple[Any, list[Update]]:
+        with closing(iter_valid(jobs)) as updates:
+            stream = UpdateStream(planned, updates)
+            try:
+                state = context.merge(run.state.server_state, stream)
+            except MispredictedWeights:
+                # rejected ones are missing: train the others again, as all weights are known now
+                valid = {update.device for update in stream.seen}
+                return merge(stream.seen, [job for job in jobs if job.key.device in valid])
+            for _ in stream:  # a merge need not read them all
+                pass
+            return state, stream.seen
+
+    if context.data.test_shares or not context.merges_stream:
+        return TrainedRound(list(iter_valid(jobs)), rejections, device_states, residuals)
+    server_state, seen = merge([_plan_update(context, job) for job in jobs], jobs)
+    return TrainedRound(seen, rejections, device_states, residuals, server_state)
+
+
+def _plan_update(context: WorkerContext, job: Job) -> Update:
+    """Return what is known of an update before it is trained."""
+    key, steps = job.key, len(job.rows)
+    samples = sum(context.plan_work(key.device).sizes[:steps])
+    macs = [*accumulate(job.macs, initial=0.0)][-1]  # in the order of a device
+    subnets = []
+    if isinstance(context.method, SelectsFilters):  # which may weight devices by what they train
+        subnets = [context.select_subnet(row, key, step) for step, row in enumerate(job.rows)]
+    return Update(
+        key.device,
+        {},
+        samples,
+        steps,
+        macs,
+        0.0,
+        num_samples=job.num_samples,
+        subnet_steps=count_steps(subnets),
+    )
+
+
+def make_jobs(run: Run, timetable: Timetable) -> list[Job]:
+    """Return the jobs of the next round's tasks whose updates count, in device order."""
+    seed, number = run.settings.seed, run.state.next_round
+    return [
+        make_job(run, TaskKey(seed, number, device), *list_used_steps(timetable, index))
+        for index, device in enumerate(timetable.devices.tolist())
+        if timetable.used_steps[index]
+    ]
+
+
+def list_used_steps(timetable: Timetable, index: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return the rows and planned MACs of the steps of a task that the server gets."""
+    used = int(timetable.used_steps[index])
+    rows, macs = timetable.row[index, :used].tolist(), timetable.planned[index, :used].tolist()
+    return tuple(rows), tuple(macs)
+
+
+def make_job(run: Run, key: TaskKey, rows: tuple[int, ...], macs: tuple[float, ...]) -> Job:
+    """Return the job of a task with these rows and planned MACs, sent now."""
+    device, state = key.device, run.state
+    summary = run.context.summarise_data(device)
+    upload = run.settings.compression, state.residuals.get(device, {})
+    return Job(key, rows, macs, run.lr, state.device_states.get(device), *summary, *upload)
+
+
+def make_manifest(run: Run, shared: Params, job: Job) -> UpdateManifest:
+    """Return what a valid update for a job looks like."""
+    sizes = run.context.plan_work(job.key.device).sizes[: len(job.rows)]
+    # a method may charge several passes
+    max_macs = [
+        max(size * run.context.full_macs, macs) for size, macs in zip(sizes, job.macs, strict=True)
+    ]
+    return run.manifests.build(shared, job, sizes, max_macs)
