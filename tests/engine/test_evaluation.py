@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,9 +8,15 @@ from torch import nn
 
 from pliant.data import Iid, ImageDataset
 from pliant.data.federated import TrainTestData
-from pliant.engine.evaluation import Evaluation, evaluate
+from pliant.engine import evaluation
+from pliant.engine.evaluation import (
+    Evaluation,
+    evaluate,
+    evaluate_per_device,
+    measure_accuracy,
+)
 from pliant.nn.models import digits_cnn_bn
-from pliant.nn.norm_statistics import ReestimatedStats, RunningStats
+from pliant.nn.norm_statistics import ReestimatedStats, RunningStats, prepare_norm_statistics
 from pliant.params import digest, get_params
 
 
@@ -69,3 +76,24 @@ def test_norm_statistics_follow_the_policy():
     running_params = {name: tensor for name, tensor in params.items() if "running" in name}
     wrong = params | {name: torch.full_like(t, 7) for name, t in running_params.items()}
     assert evaluate(net, wrong, data, Evaluation()) == evaluate(net, params, data, Evaluation())
+
+
+def test_norm_statistics_of_the_shared_network_are_settled_once(monkeypatch):
+    shares = tuple(torch.arange(60).view(3, 20).numpy())
+    data = replace(small_runs.data(devices=3), test_shares=shares)
+    net = digits_cnn_bn(5, filters=(4, 6), hidden=16, side=16)
+    params, how = get_params(net), Evaluation()
+    trained = {1: {name: 1.5 * tensor for name, tensor in params.items()}}
+    expected = [measure_accuracy(net, params, data, device, how) for device in range(3)]
+    alone = measure_accuracy(net, trained[1], data, 1, how)
+    calls = []
+
+    def count_calls(*arguments):
+        calls.append(arguments)
+        return prepare_norm_statistics(*arguments)
+
+    monkeypatch.setattr(evaluation, "prepare_norm_statistics", count_calls)
+    score = evaluate_per_device(net, params, trained, data, how)
+    assert score.per_device == tuple(expected)
+    assert score.after_training == (None, alone, None)
+    assert len(calls) == 2

@@ -57,7 +57,7 @@ class PersonalScore(Value, frozen=True):
 def evaluate(net: nn.Module, params: Params, data: FederatedData, evaluation: Evaluation) -> Score:
     """Return accuracy, loss and accuracy per class of the full network."""
     rows = make_slices(len(data.test), evaluation.batch)
-    totals = _evaluate_rows(net, params, data, rows, evaluation)
+    totals = _evaluate_rows(net, _settle_statistics(net, params, data, evaluation), data, rows)
     loss = totals.loss / len(data.test)
     counts = zip(totals.correct.tolist(), totals.total.tolist(), strict=True)
     per_class = tuple(correct / total if total else 0.0 for correct, total in counts)
@@ -69,9 +69,16 @@ def measure_accuracy(
     net: nn.Module, params: Params, data: FederatedData, device: int, evaluation: Evaluation
 ) -> float:
     """Return a network's accuracy on one device's own test images."""
+    settled = _settle_statistics(net, params, data, evaluation)
+    return _measure_settled(net, settled, data, device, evaluation)
+
+
+def _measure_settled(
+    net: nn.Module, settled: Params, data: FederatedData, device: int, evaluation: Evaluation
+) -> float:
     indices = torch.from_numpy(data.get_test_indices(device))
     rows = (indices[part] for part in make_slices(len(indices), evaluation.batch))
-    return _evaluate_rows(net, params, data, rows, evaluation).num_correct / max(1, len(indices))
+    return _evaluate_rows(net, settled, data, rows).num_correct / max(1, len(indices))
 
 
 def evaluate_per_device(
@@ -83,33 +90,36 @@ def evaluate_per_device(
 ) -> PersonalScore:
     """Score the shared network, and each locally trained one, on the devices' own test images."""
 
-    def measure(device: int, params: Params) -> float:
-        return measure_accuracy(net, params, data, device, evaluation)
+    def measure_trained(device: int) -> float | None:
+        trained = trained_params.get(device)
+        if trained is None:
+            return None
+        return measure_accuracy(net, params | trained, data, device, evaluation)
 
     devices = range(len(data))
+    settled = _settle_statistics(net, params, data, evaluation)  # once, for all devices
     return PersonalScore(
-        tuple(measure(device, params) for device in devices),
-        tuple(
-            measure(device, params | trained_params[device]) if device in trained_params else None
-            for device in devices
-        ),
+        tuple(_measure_settled(net, settled, data, device, evaluation) for device in devices),
+        tuple(map(measure_trained, devices)),
     )
 
 
-def _evaluate_rows(
-    net: nn.Module,
-    params: Params,
-    data: FederatedData,
-    rows: Iterable[slice | Tensor],
-    evaluation: Evaluation,
-) -> EvaluationTotals:
-    """Evaluate a network on batches of test images, with norm statistics of the proxy images."""
+def _settle_statistics(
+    net: nn.Module, params: Params, data: FederatedData, evaluation: Evaluation
+) -> Params:
+    """Return parameters with the norm statistics to evaluate with."""
 
     def iter_proxy_batches(samples: int, batch: int) -> Iterator[Tensor]:
         parts = make_slices(min(samples, len(data.proxy)), batch)
         return (data.proxy.get_normalised(part) for part in parts)
 
-    prepared = prepare_norm_statistics(net, params, evaluation.statistics, iter_proxy_batches)
+    return prepare_norm_statistics(net, params, evaluation.statistics, iter_proxy_batches)
+
+
+def _evaluate_rows(
+    net: nn.Module, settled: Params, data: FederatedData, rows: Iterable[slice | Tensor]
+) -> EvaluationTotals:
+    """Evaluate a network on batches of test images."""
     batches = ((data.test.get_normalised(part), data.test.labels[part]) for part in rows)
     with FastLrnMode():
-        return evaluate_batches(net, prepared, batches, data.test.classes)
+        return evaluate_batches(net, settled, batches, data.test.classes)
