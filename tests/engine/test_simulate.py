@@ -353,3 +353,17 @@ def test_an_undeclared_device_state_is_refused():
     message = "`init_device_state` returns, NoneType, got LastDelta"
     with pytest.raises(ValueError, match=message):
         run(UndeclaredState())
+
+
+def test_mini_batches_need_not_be_recorded(tmp_path):
+    plain = run(folder=tmp_path / "plain")
+    settings = replace(SETTINGS, step_records=False)
+    assert run(settings=settings, folder=tmp_path / "small") == plain
+    records = list(read_records(tmp_path / "small"))
+    assert verify_records(records) == len(plain)
+    expected = [
+        replace(record, starts=(), ends=(), rows=()) if isinstance(record, TaskRecord) else record
+        for record in read_records(tmp_path / "plain")
+    ]
+    assert records == expected
+    assert any(task.steps and not task.starts for task in records if isinstance(task, TaskRecord))

@@ -70,6 +70,7 @@ def test_the_settings_have_every_field_of_the_same_name():
         "checkpoint_every": 2,
         "guard": ValidationPolicy(norm=2.0),
         "compression": Int8(),
+        "step_records": False,
     }
     assert set(changed) == set(RunSettings.__struct_fields__)
     experiment = Experiment(FedAvg(), Fleet(size=2), **changed)

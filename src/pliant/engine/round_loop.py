@@ -48,6 +48,7 @@ class RunSettings(Value, frozen=True):
     checkpoint_every: Count = 10  # rounds
     guard: ValidationPolicy = ValidationPolicy()
     compression: AnyCompression = Uncompressed()  # of the devices' updates
+    step_records: bool = True  # the time and row of every mini-batch, in the record of its task
 
 
 @dataclass

@@ -261,6 +261,7 @@ def draft_task_records(run: Run, timetable: Timetable) -> list[TaskRecord]:
     limit = np.where(timetable.used_steps > 0, np.inf, timetable.closed_at)[:, None]
     started = (timetable.start < limit).sum(axis=1).tolist()
     ended = (np.isfinite(timetable.end) & (timetable.end <= limit)).sum(axis=1).tolist()
+    steps = slice(None if run.settings.step_records else 0)  # all or none
     return [
         TaskRecord(
             round=run.state.next_round,
@@ -275,9 +276,9 @@ def draft_task_records(run: Run, timetable: Timetable) -> list[TaskRecord]:
             up=int(timetable.up[index]),
             seconds=float(timetable.busy[index]),
             joules=float(joules[index]),
-            starts=tuple(timetable.start[index, : started[index]].tolist()),
-            ends=tuple(timetable.end[index, : ended[index]].tolist()),
-            rows=tuple(timetable.row[index, : started[index]].tolist()),
+            starts=tuple(timetable.start[index, : started[index]][steps].tolist()),
+            ends=tuple(timetable.end[index, : ended[index]][steps].tolist()),
+            rows=tuple(timetable.row[index, : started[index]][steps].tolist()),
             short=int(timetable.is_short[index, : started[index]].sum()),
         )
         for index, device in enumerate(timetable.devices.tolist())

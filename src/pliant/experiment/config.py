@@ -87,6 +87,7 @@ class Experiment(Value, frozen=True):
     checkpoint_every: Count = 10
     guard: ValidationPolicy = ValidationPolicy()
     compression: AnyCompression = Uncompressed()
+    step_records: bool = True
     workers: AnyWorkers = ProcessWorkers()
     server_speed: Positive | None = None  # MAC/s, for split methods; None: the server takes no time
     search: SearchSettings | None = None  # settings of `pliant search` in the same file

@@ -168,6 +168,7 @@ def make_task_record(
     costs = run.fleet.get_costs(np.array([device]), seed=run.settings.seed)
     traffic = np.array([float(len(request.raw) + reply.size)])
     idle = max(0.0, open_seconds - reply.arrival)
+    steps = slice(None if run.settings.step_records else 0)  # all or none
     update = reply.update if is_merged else None
     return TaskRecord(
         round=request.key.round,
@@ -183,8 +184,8 @@ def make_task_record(
         seconds=busy,
         joules=float(compute_joules(costs, np.array([macs]), traffic, idle)[0]),
         loss=update.loss if update else None,
-        starts=tuple(times[:-1]),
-        ends=tuple(times[1:]),
-        rows=rows,
+        starts=tuple(times[:-1][steps]),
+        ends=tuple(times[1:][steps]),
+        rows=rows[steps],
         short=max(0, min(report.short, len(rows))),
     )
