@@ -1,6 +1,7 @@
 import errno
 import os
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,13 @@ from torch import Tensor
 
 from pliant.engine import run_store
 from pliant.engine.ledger import sum_tasks
-from pliant.engine.run_store import RunState, RunStore, load_run_state, read_records
+from pliant.engine.run_store import (
+    RunState,
+    RunStore,
+    load_run_state,
+    load_trained_params,
+    read_records,
+)
 from pliant.methods.aggregation import CoverageState
 from pliant.methods.base import ServerState
 from pliant.methods.elfish import ElfishState
@@ -183,7 +190,7 @@ def test_the_two_newest_checkpoints_are_kept(tmp_path):
     for number in (3, 6, 9):
         store.save(make_state(number))
     store.close()
-    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    names = sorted(path.name for path in (tmp_path / "checkpoints").glob("*.ckpt"))
     assert names == ["00000006.ckpt", "00000009.ckpt"]
     (tmp_path / "checkpoints/00000009.ckpt").write_bytes(b"truncated")
     assert is_same(load_run_state(tmp_path, ScaffoldState, DeviceMemory), make_state(6))
@@ -205,5 +212,81 @@ def test_a_write_error_names_the_file(tmp_path, monkeypatch):
             write()
     monkeypatch.undo()
     store.close()
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000003.ckpt"]
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*.ckpt")] == ["00000003.ckpt"]
     assert is_same(load_run_state(tmp_path, ScaffoldState, DeviceMemory), make_state(3))
+
+
+def list_parts(folder):
+    return {path.name: path.stat().st_ino for path in (folder / "checkpoints/parts").iterdir()}
+
+
+def test_only_states_that_changed_are_written_again(tmp_path):
+    store = RunStore(tmp_path)
+    state = make_state(3)
+    store.save(state)
+    first = list_parts(tmp_path)
+    assert [name.rpartition("-")[0] for name in sorted(first)] == ["devices-123456", "devices-7"]
+    changed = DeviceMemory({"conv.weight": torch.zeros(2, 3)})
+    state = replace(state, next_round=6, device_states={**state.device_states, 7: changed})
+    store.save(state)
+    second = list_parts(tmp_path)
+    assert first.items() < second.items()  # the same files, not rewritten
+    assert len(second) == 3
+    assert is_same(load_run_state(tmp_path, ScaffoldState, DeviceMemory), state)
+    store.save(replace(state, next_round=9))
+    assert len(list_parts(tmp_path)) == 2  # no generation needs the oldest state of device 7
+    store.close()
+    store = RunStore(tmp_path)
+    store.save(replace(store.resume(ScaffoldState, DeviceMemory), next_round=12))
+    assert list_parts(tmp_path).items() <= second.items()  # nor are they after a resume
+    store.close()
+
+
+def test_checkpoints_do_not_grow_with_what_devices_keep(tmp_path):
+    def save(name, size):
+        store = RunStore(tmp_path / name)
+        states = {7: DeviceMemory({"c": torch.zeros(size)})}
+        residuals = {7: {"c": torch.zeros(size)}}
+        store.save(replace(make_state(), device_states=states, residuals=residuals))
+        store.close()
+        return (tmp_path / name / "checkpoints/00000001.ckpt").stat().st_size
+
+    assert save("small", 1) == save("large", 10_000)
+    saved = load_run_state(tmp_path / "large", ScaffoldState, DeviceMemory)
+    assert saved.residuals[7]["c"].shape == saved.device_states[7].variate["c"].shape == (10_000,)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"truncated")])
+def test_the_older_checkpoint_stands_in_for_one_with_a_damaged_part(damage, tmp_path):
+    store = RunStore(tmp_path)
+    store.save(make_state(3))
+    before = list_parts(tmp_path)
+    changed = {7: DeviceMemory({"c": torch.ones(1)})}
+    store.save(replace(make_state(6), device_states=changed))
+    store.close()
+    [new] = list_parts(tmp_path).keys() - before.keys()
+    damage(tmp_path / "checkpoints/parts" / new)
+    assert is_same(load_run_state(tmp_path, ScaffoldState, DeviceMemory), make_state(3))
+    params = load_trained_params(tmp_path)
+    assert params.keys() == PARAMS.keys()  # which needs no part
+
+
+def test_a_part_with_the_contents_of_another_is_refused(tmp_path):
+    store = RunStore(tmp_path)
+    store.save(make_state(3))
+    store.close()
+    first, second = (tmp_path / "checkpoints/parts").iterdir()
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(checkpoint.CorruptCheckpoint, match="expected contents as in its name"):
+        load_run_state(tmp_path, ScaffoldState, DeviceMemory)
+
+
+def test_parts_that_a_killed_process_left_are_deleted(tmp_path):
+    store = RunStore(tmp_path)
+    store.save(make_state(3))
+    before = list_parts(tmp_path)
+    checkpoint.write_part(tmp_path / "checkpoints", "devices-8", THIRDS)
+    (tmp_path / "checkpoints/parts/.devices-9.part.0a1b2c3d.tmp").write_bytes(b"half")
+    store.save(make_state(6))
+    store.close()
+    assert list_parts(tmp_path) == before

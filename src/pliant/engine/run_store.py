@@ -1,6 +1,6 @@
 """A run on disk: its records and checkpoints."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +58,7 @@ class RunStore:
     def __init__(self, folder: Path) -> None:
         self._lock = RunLock(folder)  # before the writer, which truncates the file
         self._checkpoints = folder / CHECKPOINTS
+        self._parts: dict[str, tuple[Any, str]] = {}  # what was saved and its file, by prefix
         try:
             self._writer = JsonlWriter(folder / EVENTS_FILE, formats.RECORDS)
         except BaseException:
@@ -83,18 +84,12 @@ class RunStore:
                 self._writer.append(record)
 
     def save(self, run_state: RunState) -> None:
-        """Write a checkpoint after all records so far."""
-        states = run_state.device_states
-        devices = {device: flatten_state(state) for device, state in states.items()}
+        """Write a checkpoint after all records so far; what devices keep is in files of its own."""
         server = flatten_state(run_state.server_state)
-        tensors = flatten(
-            {
-                "server": server,
-                "devices": devices,
-                "residuals": run_state.residuals,
-                "versions": run_state.base_params,
-            }
-        )
+        tensors = flatten({"server": server, "versions": run_state.base_params})
+        with _add_path_to_errors(self._checkpoints):
+            parts = self._write_parts("devices", run_state.device_states)
+            parts |= self._write_parts("residuals", run_state.residuals)
         with _add_path_to_errors(self._writer.path):
             position = self._writer.sync()
         metadata = {
@@ -106,7 +101,20 @@ class RunStore:
             "in_flight": run_state.in_flight,
         }
         with _add_path_to_errors(self._checkpoints):
-            checkpoint.save(self._checkpoints, run_state.next_round, tensors, metadata)
+            checkpoint.save(self._checkpoints, run_state.next_round, tensors, metadata, parts)
+
+    def _write_parts(self, kind: str, values: Mapping[int, Any]) -> dict[str, str]:
+        """Write what changed since the last checkpoint; return the files of all devices."""
+        files = {}
+        for device, value in values.items():
+            prefix = f"{kind}/{device}"
+            last, file = self._parts.get(prefix, (None, ""))
+            if last is not value:
+                tensors = value if isinstance(value, dict) else flatten_state(value)
+                file = checkpoint.write_part(self._checkpoints, f"{kind}-{device}", tensors)
+                self._parts[prefix] = value, file
+            files[prefix] = file
+        return files
 
     def close(self) -> None:
         """Close the record file and release the lock."""
@@ -168,9 +176,10 @@ def load_trained_params(folder: Path) -> Params:
     ...     net.load_state_dict(pl.load_trained_params(run))
     <All keys matched successfully>
     """
-    run_state = load_run_state(folder)
-    if run_state is None:
+    newest = checkpoint.load_newest(folder / CHECKPOINTS, with_parts=False)
+    if newest is None:
         raise ValueError(f"{folder}: expected a run with a checkpoint, found none")
+    run_state = _build_run_state(newest[1], newest[2], ServerState, NoneType)
     params: Params = run_state.server_state.params
     return params
 
