@@ -13,7 +13,7 @@ from pliant.nn.models import densenet_bc, resnet20
 
 def test_the_table_has_a_row_for_each_site_and_the_cost_at_three_rates() -> None:
     net = elastic(*ZOO["dense"]())
-    head, *rows, full, quarter, half, dense = net.summary().splitlines()
+    head, *rows, full, quarter, half, kept, dense = net.summary().splitlines()
     assert head.split() == ["site", "filters", "MACs", "layers", "(read", "by)"]
     assert [row.split(maxsplit=3) for row in rows] == [
         ["0", "4", "6,912", "stem (layers.0, transition)"],
@@ -25,7 +25,31 @@ def test_the_table_has_a_row_for_each_site_and_the_cost_at_three_rates() -> None
     for line, rate in ((quarter, 0.25), (half, 0.5)):
         share = net.macs(rate) / 18_248
         assert line == f"MACs per sample at rate {rate}: {net.macs(rate):,.0f} ({share:.3f})"
+    assert kept == "full: head: its channels reach the output"
     assert dense == "no value had to be made dense"
+
+
+def test_every_layer_is_in_a_site_or_explained() -> None:
+    for name, make in ZOO.items():
+        module, x = make()
+        net = elastic(module, x)
+        layers = {
+            path
+            for path, layer in module.named_modules()
+            if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)
+        }
+        sites = {layer for site in net.sites for layer in site.layers}
+        assert sites.isdisjoint(net.full_layers), name
+        assert layers <= sites | net.full_layers.keys(), name
+        assert all(net.full_layers.values())
+
+
+def test_hidden_linear_layers_and_layers_of_the_output_are_told_apart() -> None:
+    module, x = ZOO["plain"]()
+    layers = elastic(module, x).full_layers
+    assert layers["head.1"] == "a linear layer is a site only with hidden=True"
+    assert layers["head.3"] == "its channels reach the output"
+    assert "head.1" not in elastic(module, x, hidden=True).full_layers
 
 
 def test_coupled_layers_share_a_row() -> None:

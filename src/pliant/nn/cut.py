@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from pliant.nn.compiler.preserve import preserve
+from pliant.nn.compiler.refusals import copy_module
 from pliant.nn.compiler.trace import BATCH, trace
 
 
@@ -74,8 +76,8 @@ def split_network(net: nn.Module, example: Tensor | tuple[Tensor, ...], after: s
     position, cut_point = cuts[after]
     nodes = list(graph.nodes)
     crossing, sizes = _find_crossing(nodes, position)
-    device = fx.GraphModule(net, _build_device_graph(nodes, position, crossing))
-    server = fx.GraphModule(net, _build_server_graph(nodes, position, crossing, sizes))
+    device = _make_module(net, _build_device_graph(nodes, position, crossing))
+    server = _make_module(net, _build_server_graph(nodes, position, crossing, sizes))
     shared = dict(device.named_parameters()).keys() & dict(server.named_parameters())
     if shared:
         raise ValueError(
@@ -162,6 +164,15 @@ def _build_server_graph(
     return _remove_unused_attributes(graph)
 
 
+def _make_module(net: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """Make the module of a graph, including constants that the network does not keep."""
+    with preserve(net):
+        for node in graph.find_nodes(op="get_attr"):
+            if "." not in str(node.target) and "constant" in node.meta:
+                setattr(net, str(node.target), node.meta["constant"])
+        return fx.GraphModule(net, graph)
+
+
 def _remove_unused_attributes(graph: fx.Graph) -> fx.Graph:
     for node in reversed(graph.nodes):
         if node.op == "get_attr" and not node.users:
@@ -171,7 +182,7 @@ def _remove_unused_attributes(graph: fx.Graph) -> fx.Graph:
 
 def _accumulate_macs(net: nn.Module, graph: fx.Graph) -> list[int]:
     """Return the MACs per sample done after each node."""
-    meta_net = copy.deepcopy(net).to("meta").eval()
+    meta_net = copy_module(net).to("meta").eval()
     macs: list[int] = []
     with FlopCounterMode(display=False) as counter, torch.no_grad():
 
@@ -183,5 +194,5 @@ def _accumulate_macs(net: nn.Module, graph: fx.Graph) -> list[int]:
 
         inputs = [node.meta["value"] for node in graph.nodes if node.op == "placeholder"]
         samples = [value.new_empty((1, *value.shape[1:])) for value in inputs]
-        CountingInterpreter(fx.GraphModule(meta_net, copy.deepcopy(graph))).run(*samples)
+        CountingInterpreter(_make_module(meta_net, copy.deepcopy(graph))).run(*samples)
     return macs

@@ -23,6 +23,7 @@ from pliant.nn.compiler.compile import (
     make_blank,
     recompile_network,
 )
+from pliant.nn.compiler.preserve import preserve, switch_to_training
 from pliant.nn.compiler.program import (
     BoundProgram,
     ChannelIndex,
@@ -30,8 +31,10 @@ from pliant.nn.compiler.program import (
     execute,
     format_shape,
 )
+from pliant.nn.compiler.refusals import check_example
+from pliant.nn.compiler.trace import TRACE_LOCK, trace
 from pliant.nn.cost import ExpectedCounts, SubnetCounts
-from pliant.nn.sites import compute_fingerprint, describe_sites
+from pliant.nn.sites import compute_fingerprint, describe_sites, format_summary
 from pliant.nn.subnet import FilterOrders, Sampling, Subnet
 from pliant.params import Params
 from pliant.value import Value
@@ -77,6 +80,7 @@ class Elastic:
         self.groups = compiled.groups
         self.sizes = tuple(group.filters for group in self.groups)
         self.sites = describe_sites(self.groups, self.program)
+        self.full_layers: Mapping[str, str] = compiled.full_layers  # not in a site, and why
         self._compiled, self._example, self._original = compiled, example, original
         self._resized: dict[tuple[int, ...], Elastic] = {}  # by spatial size, latest last
         if original is None:
@@ -318,20 +322,9 @@ class Elastic:
         return tuple(self.program.dense_fallbacks)
 
     def summary(self) -> str:
-        """Return a table of sites, costs at three rates, and dense fallbacks."""
-        head = f"{'site':>4}  {'filters':>7}  {'MACs':>12}  layers (read by)"
-        rows = [
-            f"{index:>4}  {site.filters:>7}  {site.macs:>12,}  {', '.join(site.layers)}"
-            f" ({', '.join(site.feeds)})"
-            for index, site in enumerate(self.sites)
-        ]
-        full = self.macs(0.0) or 1.0
-        totals = [
-            f"MACs per sample at rate {rate}: {self.macs(rate):,.0f} ({self.macs(rate) / full:.3f})"
-            for rate in (0.0, 0.25, 0.5)
-        ]
-        fallbacks = [f"dense: {f.value} for {f.reader}: {f.reason}" for f in self.dense_fallbacks]
-        return "\n".join([head, *rows, *totals, *(fallbacks or ["no value had to be made dense"])])
+        """Return a table of sites and costs, then the layers that stay full and dense values."""
+        costs = {rate: self.macs(rate) for rate in (0.0, 0.25, 0.5)}
+        return format_summary(self.sites, costs, self.full_layers, self.dense_fallbacks)
 
 
 class ElasticOptions(Value, frozen=True):
@@ -366,10 +359,13 @@ def elastic(
     >>> round(net.macs(0.5) / net.macs(0.0), 2)
     0.33
     """
-    inputs = example if isinstance(example, tuple) else (example,)
-    compiled = compile_network(net, inputs, coupled=coupled, hidden=hidden)
-    blanks = tuple(make_blank(tensor, tensor.shape[1:]) for tensor in inputs)
-    return Elastic(net, compiled, blanks)
+    inputs = check_example(example)
+    with TRACE_LOCK, preserve(net):
+        switch_to_training(net)
+        graph = trace(net, inputs, twice=True)
+        compiled = compile_network(net, graph, coupled=coupled, hidden=hidden)
+        blanks = tuple(make_blank(tensor, tensor.shape[1:]) for tensor in inputs)
+        return Elastic(net, compiled, blanks)
 
 
 def cache_on_net(

@@ -32,7 +32,7 @@ def evaluate_batches(
     Of a network that returns a tuple, the first element counts.
     """
     correct, total = (torch.zeros(classes, dtype=torch.int64) for _ in range(2))
-    loss, was_training = 0.0, net.training
+    loss, modes = 0.0, {module: module.training for module in net.modules()}
     net.eval()
     try:
         with torch.no_grad():
@@ -44,7 +44,8 @@ def evaluate_batches(
                 correct += torch.bincount(labels[logits.argmax(1) == labels], minlength=classes)
                 total += torch.bincount(labels, minlength=classes)
     finally:
-        net.train(was_training)
+        for module, training in modes.items():  # some may be frozen in evaluation mode
+            module.training = training
     return EvaluationTotals(correct, total, loss)
 
 

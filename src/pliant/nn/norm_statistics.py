@@ -8,7 +8,7 @@ same on all training data.
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from msgspec import Meta
@@ -60,7 +60,7 @@ def prepare_norm_statistics(
         return prepared
     net_copy = copy.deepcopy(net).eval()
     net_copy.load_state_dict(prepared, strict=False)
-    norms = find_norms(net_copy)
+    norms: dict[str, Any] = {path: net_copy.get_submodule(path) for path in find_norms(net)}
     for norm in norms.values():
         norm.reset_running_stats()
         norm.train()
@@ -79,11 +79,16 @@ def prepare_norm_statistics(
 
 
 def find_norms(net: nn.Module) -> dict[str, _BatchNorm]:
-    """Return the layers that have running statistics, by path."""
+    """Return the layers whose running statistics training updates, by path.
+
+    In a network in training mode, a layer in evaluation mode is frozen.
+    """
     return {
         path: module
         for path, module in net.named_modules()
-        if isinstance(module, _BatchNorm) and module.track_running_stats
+        if isinstance(module, _BatchNorm)
+        and module.track_running_stats
+        and module.training >= net.training
     }
 
 

@@ -1,13 +1,13 @@
 """The sites of a network: layers whose filters can be dropped together."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
 from pliant.nn.compiler import channels
 from pliant.nn.compiler.coupling import LayerGroup
-from pliant.nn.compiler.program import CompactProgram
+from pliant.nn.compiler.program import CompactProgram, DenseFallback
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,29 @@ def describe_sites(groups: Sequence[LayerGroup], program: CompactProgram) -> tup
 
 def _layer_name(weight: str) -> str:
     return weight.removesuffix(".weight")
+
+
+def format_summary(
+    sites: Sequence[Site],
+    costs: Mapping[float, float],
+    full_layers: Mapping[str, str],
+    dense_fallbacks: Sequence[DenseFallback],
+) -> str:
+    """Return a table of sites, MACs by rate, and what is not narrowed."""
+    head = f"{'site':>4}  {'filters':>7}  {'MACs':>12}  layers (read by)"
+    rows = [
+        f"{index:>4}  {site.filters:>7}  {site.macs:>12,}  {', '.join(site.layers)}"
+        f" ({', '.join(site.feeds)})"
+        for index, site in enumerate(sites)
+    ]
+    whole = costs[0.0] or 1.0
+    totals = [
+        f"MACs per sample at rate {rate}: {macs:,.0f} ({macs / whole:.3f})"
+        for rate, macs in costs.items()
+    ]
+    full = [f"full: {layer}: {reason}" for layer, reason in full_layers.items()]
+    dense = [f"dense: {f.value} for {f.reader}: {f.reason}" for f in dense_fallbacks]
+    return "\n".join([head, *rows, *totals, *full, *(dense or ["no value had to be made dense"])])
 
 
 def compute_fingerprint(program: CompactProgram, sites: Sequence[Site]) -> str:

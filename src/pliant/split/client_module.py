@@ -19,6 +19,7 @@ class ClientModule(nn.Module):
         super().__init__()
         self.device = device
         self.head = head
+        self.training = device.training  # else a network in evaluation mode would seem frozen
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         activation = self.device(x)

@@ -5,7 +5,6 @@ Lowering may discover that layers must share a mask (their outputs are added), m
 a decision restarts the lowering. Decisions only accumulate, so this terminates.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -17,6 +16,7 @@ from torch import Tensor, fx, nn
 from pliant.nn.compiler import channels
 from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans
 from pliant.nn.compiler.coupling import Decisions, group_layers
+from pliant.nn.compiler.in_place import is_view
 from pliant.nn.compiler.program import (
     ActivationCost,
     BoundProgram,
@@ -34,7 +34,8 @@ from pliant.nn.compiler.program import (
     replace_nodes,
     resolve_slots,
 )
-from pliant.nn.compiler.trace import BATCH, find_callable, is_view
+from pliant.nn.compiler.refusals import copy_module
+from pliant.nn.compiler.trace import BATCH, find_callable
 
 RunFn = Callable[[Env, BoundProgram], Any]
 Slots = dict[fx.Node, int]
@@ -105,11 +106,12 @@ class Builder:
         """Decide that filters of a site which are a multiple of `period` apart share a mask."""
         self.decisions.periods.update((layer, period) for layer in self.groups[site].layers)
 
-    def fix(self, spans: Iterable[ChannelSpan]) -> None:
+    def fix(self, spans: Iterable[ChannelSpan], reason: str) -> None:
         """Decide that the sites of these channels keep all filters."""
         for span in spans:
             for site in channels.collect_sites(span.expression):
-                self.decisions.fixed.update(self.groups[site].layers)
+                for layer in self.groups[site].layers:
+                    self.decisions.fixed.setdefault(layer, reason)
 
     def record_slicing(self, name: str | None, *dims: ChannelSpans | None) -> None:
         """Record how a parameter is sliced; two different slicings make it unsliced."""
@@ -125,7 +127,8 @@ class Builder:
         self.program.param_shapes[name] = shape
         if previous != slicing:
             if name in self.decisions.unsliced:
-                self.fix(span for dim in (*previous, *slicing) for span in dim or ())
+                spans = (span for dim in (*previous, *slicing) for span in dim or ())
+                self.fix(spans, f"{name} is read in two ways")
             self.decisions.unsliced.add(name)
 
     def is_unsliced(self, *names: str | None) -> bool:
@@ -276,7 +279,9 @@ class Builder:
             self._track_gradient(node, name)
             self._slots[node] = self.load_param(name)
             return
-        constant = attrgetter(str(node.target))(self._net)
+        constant = node.meta.get("constant")  # what the network keeps is read from it
+        if constant is None:
+            constant = attrgetter(str(node.target))(self._net)
         copies: dict[torch.device, Any] = {}
 
         def run(_: Env, bound: BoundProgram) -> Any:
@@ -289,7 +294,7 @@ class Builder:
 
     def _make_replay(self, node: fx.Node, slots: Slots) -> RunFn:
         args, kwargs = replace_nodes((node.args, node.kwargs), slots.__getitem__)
-        call = find_callable(node, lambda path: copy.deepcopy(self.modules[path]).train())
+        call = find_callable(node, lambda path: copy_module(self.modules[path]))
         if len(args) == 1 and isinstance(args[0], Slot) and not _collect_slots(kwargs):
             slot = args[0].number
             return lambda env, _: call(env[slot], **kwargs)

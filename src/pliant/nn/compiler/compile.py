@@ -10,8 +10,11 @@ from pliant.nn.compiler import dispatch
 from pliant.nn.compiler.builder import Builder
 from pliant.nn.compiler.channels import ChannelSpans
 from pliant.nn.compiler.coupling import Decisions, LayerGroup
+from pliant.nn.compiler.full_layers import explain_full_layers
+from pliant.nn.compiler.preserve import preserve
 from pliant.nn.compiler.program import CompactProgram, replace_nodes
-from pliant.nn.compiler.trace import BATCH, NotTraceable, trace
+from pliant.nn.compiler.refusals import NotTraceable
+from pliant.nn.compiler.trace import BATCH, TRACE_LOCK, trace
 
 
 @dataclass(frozen=True)
@@ -22,13 +25,14 @@ class CompiledNetwork:
     groups: tuple[LayerGroup, ...]  # one per site
     candidates: dict[str, int]
     decisions: Decisions
+    modes: dict[str, bool]  # which modules are in training mode
+    full_layers: dict[str, str]  # layers that keep all filters, and why
 
 
 def compile_network(
-    net: nn.Module, example: tuple[Tensor, ...], *, coupled: bool, hidden: bool
+    net: nn.Module, graph: fx.Graph, *, coupled: bool, hidden: bool
 ) -> CompiledNetwork:
-    """Compile a network for the shapes of an example."""
-    graph = trace(net, example)
+    """Compile a traced network, with every module in its mode for training."""
     decisions = Decisions(coupled)
     candidates = dispatch.find_candidates(Builder(net, {}, decisions), graph)
     while True:
@@ -38,22 +42,32 @@ def compile_network(
         if decisions.size() == num_decisions and not hidden:
             for group in builder.groups:  # linear layers are sites only if coupled to convolutions
                 if all(len(builder.shape(layer)) == 2 for layer in group.layers):
-                    decisions.fixed.update(group.layers)
+                    reason = "a linear layer is a site only with hidden=True"
+                    decisions.fixed.update(dict.fromkeys(group.layers, reason))
         if decisions.size() == num_decisions:
-            return CompiledNetwork(program, builder.groups, candidates, decisions)
+            modes = {path: module.training for path, module in net.named_modules()}
+            full_layers = explain_full_layers(builder, graph)
+            return CompiledNetwork(
+                program, builder.groups, candidates, decisions, modes, full_layers
+            )
 
 
 def recompile_network(
     net: nn.Module, example: tuple[Tensor, ...], original: CompiledNetwork, size: str
 ) -> CompiledNetwork:
     """Compile a network for another spatial size, with the original's sites and slicings."""
-    try:
-        graph = trace(net, example)
-    except NotTraceable as error:
-        raise ValueError(f"{error.path} cannot run at {size}: {_explain(net, error)}") from error
-    candidates, decisions = original.candidates, copy.deepcopy(original.decisions)
-    builder = Builder(net, candidates, decisions)
-    compiled = CompiledNetwork(_lower_graph(builder, graph), builder.groups, candidates, decisions)
+    with TRACE_LOCK, preserve(net):
+        for path, module in net.named_modules():
+            module.training = original.modes[path]
+        try:
+            graph = trace(net, example)
+        except NotTraceable as error:
+            message = f"{error.path} cannot run at {size}: {_explain(net, error)}"
+            raise ValueError(message) from error
+        decisions = copy.deepcopy(original.decisions)
+        builder = Builder(net, original.candidates, decisions)
+        program = _lower_graph(builder, graph)
+    compiled = replace(original, program=program, groups=builder.groups, decisions=decisions)
     difference = _find_difference(original, compiled)
     if difference:
         raise ValueError(f"{type(net).__name__} cannot run at {size}: {difference}")
@@ -71,7 +85,7 @@ def _lower_graph(builder: Builder, graph: fx.Graph) -> CompactProgram:
         dispatch.lower_node(builder, node)
     for source in output.all_input_nodes:
         if (layout := builder.layout(source)) is not None:
-            builder.fix(layout.spans)
+            builder.fix(layout.spans, "its channels reach the output")
         value = source.meta["value"]
         is_batch = isinstance(value, Tensor) and value.dim() > 0
         builder.program.output_rows.append(value.shape[0] / BATCH if is_batch else 0.0)

@@ -9,7 +9,7 @@ class Decisions:
     """Decisions so far; a layer is identified by the name of its weight."""
 
     coupled: bool = True
-    fixed: set[str] = field(default_factory=set)  # keep all filters
+    fixed: dict[str, str] = field(default_factory=dict)  # keep all filters, and why
     unsliced: set[str] = field(default_factory=set)  # parameters kept in full
     parent: dict[str, str] = field(default_factory=dict)  # shares a mask with that layer
     # a layer and a number of filters after which its mask repeats
@@ -43,5 +43,5 @@ def group_layers(candidates: dict[str, int], decisions: Decisions) -> tuple[Laye
     return tuple(
         LayerGroup(tuple(layers), gcd(*(counts[layer] for layer in layers)))
         for layers in members.values()
-        if not decisions.fixed.intersection(layers)
+        if decisions.fixed.keys().isdisjoint(layers)
     )

@@ -1,6 +1,5 @@
 """Select the rule that lowers each operation; without one, an operation runs on all channels."""
 
-import copy
 import inspect
 import operator
 from itertools import accumulate, pairwise
@@ -18,6 +17,7 @@ from pliant.nn.compiler import rules_shapes as shapes
 from pliant.nn.compiler.builder import Builder
 from pliant.nn.compiler.channels import ChannelSpan
 from pliant.nn.compiler.program import BoundProgram, Env, LayerCost, replace_nodes, resolve_slots
+from pliant.nn.compiler.refusals import copy_module, has_hooks
 from pliant.nn.compiler.rules_layers import CONVOLUTIONS, NORM_RULES, Layer, Norm
 from pliant.nn.compiler.trace import BATCH, find_callable
 
@@ -75,8 +75,10 @@ def lower_node(builder: Builder, node: fx.Node) -> None:
 
 def match_layer(builder: Builder, node: fx.Node) -> Layer | None:
     """Describe a convolution or linear layer, whether module or function; None for others."""
-    target = type(builder.modules[str(node.target)]) if node.op == "call_module" else node.target
-    function = LAYER_FUNCTIONS.get(target)
+    module = builder.modules[str(node.target)] if node.op == "call_module" else None
+    function = LAYER_FUNCTIONS.get(type(module) if module else node.target)
+    if module is not None and has_hooks(module):
+        return None
     if function is None:
         return None
     names = "input weight bias stride padding dilation groups"
@@ -118,7 +120,7 @@ def _read_arguments(
     keys = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     if node.op == "call_module":
         path = str(node.target)
-        arguments = {**vars(builder.modules[path]), "training": True, **_bind(node, "input")}
+        arguments = {**vars(builder.modules[path]), **_bind(node, "input")}
         return arguments, {key: builder.tensor_name(path, key) for key in keys}
     arguments = _bind(node, names)
     params = {key: builder.param_name(arguments.get(key)) for key in keys}
@@ -128,7 +130,7 @@ def _read_arguments(
 
 def _lower_module(builder: Builder, node: fx.Node) -> bool:
     module, source = builder.modules[str(node.target)], node.args[0] if node.args else None
-    if len(node.all_input_nodes) != 1 or not isinstance(source, fx.Node):
+    if not isinstance(source, fx.Node) or len(node.all_input_nodes) != 1 or has_hooks(module):
         return False
     layer = match_layer(builder, node)
     if layer is not None and layers.lower_layer(builder, node, layer):
@@ -177,8 +179,9 @@ def _lower_unary(builder: Builder, node: fx.Node, source: fx.Node, name: str) ->
         axis = None if layout is None else order.index(layout.axis)
         return shapes.lower_channelwise(builder, node, source, axis)
     if name in REDUCTIONS:
-        kwargs = _bind(node, "input dim keepdim")
-        dims, keepdim = kwargs.get("dim"), bool(kwargs.get("keepdim", False))
+        dims = _bind(node, "input dim").get("dim")
+        # by its shape, as the position of `keepdim` differs
+        keepdim = node.meta["value"].dim() == source.meta["value"].dim()
         if name in {"var", "std"} and not isinstance(dims, int | tuple | list):
             return False
         return shapes.lower_reduce(builder, node, source, dims, keepdim)
@@ -249,7 +252,8 @@ def lower_dense(builder: Builder, node: fx.Node) -> None:
             reason = f"{kind} mixes channels in a way no rule covers"
             slots[source] = builder.densify(source, node.name, reason)
         else:  # a tuple, whose parts must keep all channels
-            builder.fix(span for layout in parts if layout for span in layout.spans)
+            spans = (span for layout in parts if layout for span in layout.spans)
+            builder.fix(spans, f"{kind} reads several results at once")
             slots[source] = builder.slot(source)
     names = {}
     for name in module.state_dict() if module else ():
@@ -265,7 +269,7 @@ def lower_dense(builder: Builder, node: fx.Node) -> None:
         builder.replay(node, None, slots)
         return
     args, kwargs = replace_nodes((node.args, node.kwargs), slots.__getitem__)
-    replica = copy.deepcopy(module).train()
+    replica = copy_module(module)
 
     def run(env: Env, bound: BoundProgram) -> Any:
         params = {name: bound.params[full_name] for name, full_name in names.items()}
@@ -281,7 +285,7 @@ def _measure_macs(builder: Builder, node: fx.Node) -> int:
     if not any(isinstance(source.meta["value"], Tensor) for source in node.all_input_nodes):
         return 0  # a tensor factory
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["value"])
-    call = find_callable(node, lambda path: copy.deepcopy(builder.modules[path]).to("meta").train())
+    call = find_callable(node, lambda path: copy_module(builder.modules[path]).to("meta"))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         call(*args, **kwargs)
     return int(counter.get_total_flops()) // 2 // BATCH

@@ -45,11 +45,13 @@ def lower_binary(builder: Builder, node: fx.Node, left: Any, right: Any, kind: s
     pairs = channels.align(first.spans, second.spans)
     if pairs is not None and kind in {"mul", "div"} and _couple_parts(builder, pairs):
         return lower_channelwise(builder, node, left)  # lowering restarts
-    if pairs is None or kind == "div":
+    if pairs is None:
         return False
     axis = max(dims) - (dims[0] - first.axis)
     if builder.decisions.coupled and _couple_sites(builder, pairs):
         return lower_channelwise(builder, node, left)  # lowering restarts with coupled sites
+    if kind == "div":
+        return False
     join = _join_product if kind == "mul" else _join_sum
     return builder.replay(node, *join(builder, (left, right), pairs, axis))
 
@@ -74,7 +76,7 @@ def _couple_parts(builder: Builder, pairs: SpanPairs) -> bool:
                 if period > 1:
                     builder.repeat_mask(site, period)
                 else:
-                    builder.fix(pair)
+                    builder.fix(pair, "its parts gate each other")
     return has_parts
 
 

@@ -157,22 +157,24 @@ def _prepare_norm(
 
 
 def lower_batch_norm(builder: Builder, node: fx.Node, norm: Norm) -> bool:
-    """Lower batch norm, leaving the statistics of absent channels unchanged."""
-    if not norm.arguments["training"]:
-        return False
+    """Lower batch norm, leaving the statistics of absent channels unchanged.
+
+    In evaluation mode it uses the running statistics, if it has them, and leaves all unchanged.
+    """
     _, emit = _prepare_norm(builder, node, norm)
     mean, variance = norm.params["running_mean"], norm.params["running_var"]
+    is_training = norm.arguments["training"] or mean is None
     batches, momentum = norm.params["num_batches_tracked"], norm.arguments["momentum"]
     eps = norm.arguments["eps"]
     builder.record_slicing(batches)
 
     def compute(bound: BoundProgram, x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
         factor, m, v = momentum, bound.param(mean), bound.param(variance)
-        if batches is not None:
+        if batches is not None and is_training:
             bound.params[batches].add_(1)
             if factor is None:
                 factor = 1.0 / float(bound.params[batches])
-        return F.batch_norm(x, m, v, w, b, True, factor or 0.0, eps)
+        return F.batch_norm(x, m, v, w, b, is_training, factor or 0.0, eps)
 
     return emit(compute)
 

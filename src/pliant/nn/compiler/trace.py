@@ -5,15 +5,14 @@ tracing; only the batch size stays symbolic. It is recognised by its value: the 
 of `BATCH`, a prime that divides no other dimension.
 """
 
-import copy
 import inspect
 import linecache
 import operator
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from math import prod
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -23,7 +22,20 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from pliant.nn.compiler import refusals
 from pliant.nn.compiler.fast_meta import FastMetaMode
+from pliant.nn.compiler.graphs import check_same_graph
+from pliant.nn.compiler.in_place import functionalize
+from pliant.nn.compiler.interception import InterceptRandomness, intercept_functions
+from pliant.nn.compiler.preserve import (
+    get_random_states,
+    list_drawn_generators,
+    preserve,
+    seed_generators,
+    switch_to_training,
+)
+from pliant.nn.compiler.proxies import ShapedProxy
+from pliant.nn.compiler.refusals import NotTraceable
 
 BATCH = 7919
 _TORCH_FOLDER = str(Path(torch.__file__).parent)
@@ -33,103 +45,7 @@ _FACTORIES = (
     torch.zeros, torch.ones, torch.full, torch.empty, torch.rand, torch.randn, torch.arange,
 )  # fmt: skip
 # fx patches torch.nn.Module while it traces, which affects all threads
-_TRACE_LOCK = threading.RLock()
-
-
-class NotTraceable(ValueError):
-    """A forward pass is not a fixed sequence of operations."""
-
-    path = ""  # of the module
-    problem = ""
-
-
-class TracedShape(tuple[Any, ...]):
-    """A torch.Size that may contain a traced batch size."""
-
-    def __getitem__(self, index: Any) -> Any:
-        item = super().__getitem__(index)
-        return TracedShape(item) if isinstance(index, slice) else item
-
-    def numel(self) -> Any:
-        return prod(self)
-
-
-class ShapedProxy(fx.Proxy):
-    """A traced value with a known shape, except for the batch size."""
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        return TracedShape(map(self.size, range(self.ndim)))
-
-    @property
-    def ndim(self) -> int:
-        return int(self.value.dim())
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.value.dtype  # type: ignore[no-any-return] # the meta value is Any
-
-    @property
-    def device(self) -> torch.device:
-        return self.tracer.input_device  # type: ignore[attr-defined,no-any-return] # always a ShapedTracer
-
-    @property
-    def is_cuda(self) -> bool:
-        return self.device.type == "cuda"
-
-    @property
-    def value(self) -> Any:
-        return self.tracer.compute_value(self.node)  # type: ignore[attr-defined] # a ShapedTracer
-
-    def dim(self) -> int:
-        return self.ndim
-
-    def size(self, dim: int | None = None) -> Any:
-        if dim is None:
-            return self.shape
-        size = self.value.size(dim)
-        if size and size % BATCH == 0:
-            return self.tracer.create_proxy("call_method", "size", (self, dim), {})
-        return size
-
-    def numel(self) -> Any:
-        return prod(self.shape)
-
-    def __len__(self) -> int:
-        value = self.value
-        return len(value) if isinstance(value, tuple | list) else int(self._refuse("len()"))
-
-    def __iter__(self) -> Iterator[Any]:
-        return (operator.getitem(self, index) for index in range(len(self)))
-
-    def __index__(self) -> int:
-        return int(self._refuse("a batch size or a value used as a number"))
-
-    __int__ = __index__
-
-    def item(self) -> Any:
-        return self._refuse("a value used as a number")
-
-    tolist = item
-
-    def __float__(self) -> float:
-        return float(self._refuse("a value used as a number"))
-
-    def _refuse(self, problem: str) -> Any:
-        return self.tracer.refuse(problem)  # type: ignore[attr-defined] # always a ShapedTracer
-
-
-def _make_in_place_method(name: str) -> Callable[[Any, Any], Any]:
-    target = getattr(operator, name)
-
-    def method(self: ShapedProxy, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", target, (self, other), {})
-
-    return method
-
-
-for _name in ("iadd", "isub", "imul", "itruediv"):
-    setattr(ShapedProxy, f"__{_name}__", _make_in_place_method(_name))
+TRACE_LOCK = threading.RLock()
 
 
 class ShapedTracer(fx.Tracer):
@@ -142,12 +58,19 @@ class ShapedTracer(fx.Tracer):
         self._autowrap_search.append(torch)
         self.input_device = inputs[0].device
         self._inputs = inputs
-        self._meta_net = copy.deepcopy(net).to("meta")
+        self._meta_net = refusals.copy_module(net).to("meta")
         for module in self._meta_net.modules():
             # a cumulative average reads the batch count, which meta tensors lack
             if isinstance(module, _BatchNorm) and module.momentum is None:
                 module.momentum = 0.1
+        self._trainable = {
+            name: tensor.requires_grad
+            for name, tensor in net.named_parameters(remove_duplicate=False)
+        }
+        self._autocast = _list_autocast()
         self._module_paths: list[str] = []
+        self.watches_generators = False
+        self.drawing = ""  # the innermost module that used a generator, and which
         self.failed_path = ""  # the innermost module that raised
         self._is_on_meta = False
         self._thread_id = threading.get_ident()
@@ -158,10 +81,34 @@ class ShapedTracer(fx.Tracer):
     def create_proxy(  # type: ignore[no-untyped-def] # fx's own signature is wide
         self, kind, target, args, kwargs, name=None, type_expr=None, proxy_factory_fn=None
     ):
+        if _list_autocast() != self._autocast:
+            self.refuse("torch.autocast inside forward", "Put it around the training step")
         proxy = super().create_proxy(kind, target, args, kwargs, name, type_expr, proxy_factory_fn)
-        proxy.node.meta["is_no_grad"] = not torch.is_grad_enabled()
         self.compute_value(proxy.node)  # eagerly, so that a shape error is raised at its source
         return proxy
+
+    def create_node(  # type: ignore[no-untyped-def] # as above
+        self, kind, target, args, kwargs, name=None, type_expr=None
+    ):
+        node = super().create_node(kind, target, args, kwargs, name, type_expr)
+        node.meta["is_no_grad"] = not torch.is_grad_enabled()
+        if isinstance(target, type):  # makes a dataclass or a named tuple of the output
+            node.meta["value"] = None
+        if kind == "get_attr":
+            node.meta["requires_grad"] = self._trainable.get(str(target), False)
+        else:
+            own = self._meta_net.get_submodule(target).parameters() if kind == "call_module" else ()
+            is_tracked = any(source.meta["requires_grad"] for source in node.all_input_nodes)
+            is_tracked = is_tracked or any(parameter.requires_grad for parameter in own)
+            is_cut = not torch.is_grad_enabled() or target in {torch.detach, "detach"}
+            node.meta["requires_grad"] = is_tracked and not is_cut
+        return node
+
+    def create_call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Create the node of a function; on tensors of the meta device, call it."""
+        if self._is_on_meta or threading.get_ident() != self._thread_id:
+            return function(*args, **kwargs)
+        return self.create_proxy("call_function", function, args, kwargs)  # type: ignore[no-untyped-call] # as above
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
@@ -170,7 +117,19 @@ class ShapedTracer(fx.Tracer):
         args: list[Any] = [self.root]
         for index in range(len(self._inputs)):
             args.append(self.create_proxy("placeholder", f"input_{index}", (), {}))  # type: ignore[no-untyped-call] # as above
-        return root_fn, args
+        return self._call_root, args
+
+    def _call_root(self, root: nn.Module, *inputs: Any) -> Any:
+        # with its hooks, which `forward` does not run
+        output = root._call_impl(*inputs)  # type: ignore[no-untyped-call] # torch does not annotate it
+        for path, module in root.named_modules():
+            for name, value in module._buffers.items():
+                if isinstance(value, ShapedProxy):  # assigned: write it into the buffer instead
+                    full_name = f"{path}.{name}" if path else name
+                    buffer: Any = self.create_proxy("get_attr", full_name, (), {})  # type: ignore[no-untyped-call] # as above
+                    with torch.no_grad():
+                        buffer.copy_(value.detach())
+        return output
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
@@ -178,13 +137,27 @@ class ShapedTracer(fx.Tracer):
         if self._is_on_meta or threading.get_ident() != self._thread_id:
             return forward(*args, **kwargs)
         self._module_paths.append(self.path_of_module(m))
+        states = get_random_states() if self.watches_generators else None
         try:
-            return super().call_module(m, forward, args, kwargs)
+            result = super().call_module(m, forward, args, kwargs)
         except Exception:
-            self.failed_path = self.failed_path or self._module_paths[-1]
+            self._explain_failure(m, args)
             raise
         finally:
-            self._module_paths.pop()
+            path = self._module_paths.pop()
+        if states and not self.drawing and (names := list_drawn_generators(states)):
+            self.drawing = f"{path} draws from {names[0]}"
+        return result
+
+    def _explain_failure(self, module: nn.Module, args: Any) -> None:
+        if self.failed_path:
+            return
+        self.failed_path = self._module_paths[-1]
+        value = args[0].value if args and isinstance(args[0], ShapedProxy) else None
+        shape = tuple(value.shape) if isinstance(value, Tensor) else ()
+        problem = refusals.explain_wrong_shape(self.failed_path, module, shape, BATCH)
+        if problem:
+            raise NotTraceable(problem)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         # the meta copy's own tensors are not searched for in the network, which takes long; nor
@@ -193,10 +166,18 @@ class ShapedTracer(fx.Tracer):
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
+    def is_batch(self, size: int) -> bool:
+        """Return whether a size is a multiple of the batch size."""
+        return size > 0 and size % BATCH == 0
+
     def compute_value(self, node: fx.Node) -> Any:
         """Return the node's value on the meta device."""
         if "value" not in node.meta:
-            node.meta["value"] = self._run_on_meta(node)
+            was_on_meta, self._is_on_meta = self._is_on_meta, True
+            try:
+                node.meta["value"] = self._run_on_meta(node)
+            finally:
+                self._is_on_meta = was_on_meta
         return node.meta["value"]
 
     def _run_on_meta(self, node: fx.Node) -> Any:
@@ -215,11 +196,7 @@ class ShapedTracer(fx.Tracer):
             call = find_callable(node, self._meta_net.get_submodule)
             if node.target in _FACTORIES or (node.op == "call_function" and "device" in kwargs):
                 kwargs = {**kwargs, "device": "meta"}
-            self._is_on_meta = node.op == "call_module"
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self._is_on_meta = False
+            return call(*args, **kwargs)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         if obj.node.target in {operator.eq, operator.ne}:
@@ -228,11 +205,17 @@ class ShapedTracer(fx.Tracer):
                 return bool(self.compute_value(obj.node))  # two batch sizes: the same for any batch
         return bool(self.refuse("a branch on the value of a tensor"))
 
-    def refuse(self, problem: str) -> Any:
+    def refuse(
+        self,
+        problem: str,
+        advice: str = "Avoid reading values (use torch.where, or decide in __init__)",
+    ) -> Any:
         """Raise an error that names the module and line."""
         stack = traceback.walk_stack(sys._getframe(1))
-        advice = "Avoid reading values (use torch.where, or decide in __init__)"
         raise self.make_error(problem, advice, [(frame.f_code, line) for frame, line in stack])
+
+    def refuse_assignment(self) -> Any:
+        return self.refuse("an assignment to a part of a tensor", "Use torch.cat or torch.where")
 
     def make_error(
         self, problem: str, advice: str, calls: Iterable[tuple[CodeType, int]]
@@ -254,13 +237,18 @@ class ShapedTracer(fx.Tracer):
         return error
 
 
-def trace(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> fx.Graph:
-    """Return the graph of a network in training mode, with meta tensors in meta["value"]."""
-    inputs = example if isinstance(example, tuple) else (example,)
-    if not inputs or any(tensor.dim() < 2 for tensor in inputs):
-        raise ValueError(
-            "Expected an example input with a batch dimension, like torch.zeros(1, 3, 32, 32)"
-        )
+def _list_autocast() -> list[bool]:
+    return [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")]
+
+
+def trace(net: nn.Module, example: Tensor | tuple[Tensor, ...], *, twice: bool = False) -> fx.Graph:
+    """Return the graph of a network in training mode, with meta tensors in meta["value"].
+
+    A network in training mode may have modules in evaluation mode, which they keep. Tracing
+    `twice`, with other random seeds, finds a forward pass that depends on earlier ones.
+    """
+    inputs = refusals.check_example(example)
+    refusals.check_modules(net)
     try:
         inspect.signature(net.forward).bind(*inputs)
     except TypeError as error:
@@ -268,11 +256,24 @@ def trace(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> fx.Graph:
             f"Expected one example for each input of {type(net).__name__}, "
             f"got {len(inputs)}: {error}"
         ) from None
-    modes = {module: module.training for module in net.modules()}
-    net.train()
-    tracer = ShapedTracer(net, inputs)
+    with TRACE_LOCK, preserve(net) as snapshot, torch.enable_grad():
+        switch_to_training(net)
+        graph = _trace_once(net, inputs)
+        if twice:
+            snapshot.restore(only_tensors=True)
+            seed_generators(1)
+            check_same_graph(net, graph, _trace_once(net, inputs))
+    return functionalize(graph, dict(net.named_modules()))
+
+
+def _trace_once(
+    net: nn.Module, inputs: tuple[Tensor, ...], *, watches_generators: bool = False
+) -> fx.Graph:
+    tracer, states = ShapedTracer(net, inputs), get_random_states()
+    tracer.watches_generators = watches_generators
+    intercept = InterceptRandomness(tracer.create_call, tracer.refuse_assignment, fx.Proxy)
     try:
-        with torch.enable_grad(), _TRACE_LOCK:
+        with intercept_functions(tracer.create_call, fx.Proxy), intercept:
             graph = tracer.trace(net)
     except NotTraceable:
         raise
@@ -281,16 +282,23 @@ def trace(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> fx.Graph:
         calls = [(frame.f_code, line) for frame, line in stack]
         problem = str(error).partition("\n")[0].replace(str(BATCH), "batch").removesuffix(".")
         advice = "Check that the example has the shape that the network expects"
+        if ShapedProxy.__name__ in problem:
+            problem = "a function that takes real tensors only"
+            advice = "Use torch's own operations, or mark the function with torch.fx.wrap"
         raise tracer.make_error(problem, advice, reversed(calls)) from error
-    finally:
-        for module, training in modes.items():
-            module.training = training
-    return functionalize(graph, dict(net.named_modules()))
-
-
-# views fail if a value has another memory format than in the original network
-VIEW_REPLACEMENTS = {"view": "reshape", "view_as": "reshape_as"}
-IN_PLACE_FUNCTIONS = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
+    if names := list_drawn_generators(states):
+        if not watches_generators:  # trace again, to find where
+            return _trace_once(net, inputs, watches_generators=True)
+        raise NotTraceable(
+            f"{tracer.drawing or f'{type(net).__name__} draws from {names[0]}'} in forward, and a "
+            "trace would repeat the same numbers in every pass. Use a function like torch.rand "
+            "on the shape of a value, with torch.where instead of a branch"
+        )
+    saved = {*dict(net.named_parameters()), *dict(net.named_buffers())}
+    for node in graph.find_nodes(op="get_attr"):
+        if node.target not in saved:  # the network does not keep it
+            node.meta["constant"] = attrgetter(str(node.target))(net)
+    return graph
 
 
 def find_callable(node: fx.Node, get_module: Callable[[str], nn.Module]) -> Callable[..., Any]:
@@ -302,38 +310,3 @@ def find_callable(node: fx.Node, get_module: Callable[[str], nn.Module]) -> Call
         return lambda first, *rest, **options: getattr(first, name)(*rest, **options)
     assert callable(node.target)
     return node.target
-
-
-def is_in_place(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Return whether a node overwrites its first argument."""
-    if node.op == "call_module":
-        return bool(getattr(modules[str(node.target)], "inplace", False))
-    if node.op == "call_function" and (
-        node.target in IN_PLACE_FUNCTIONS or node.kwargs.get("inplace")
-    ):
-        return True
-    name = str(getattr(node.target, "__name__", node.target))
-    return node.op.startswith("call") and name.endswith("_") and not name.endswith("__")
-
-
-def is_view(node: fx.Node) -> bool:
-    """Return whether a node's value shares memory with one of its inputs."""
-    values = [n.meta.get("value") for n in (node, *node.all_input_nodes)]
-    if not isinstance(values[0], Tensor):
-        return False
-    storages = [v.untyped_storage()._cdata for v in values if isinstance(v, Tensor)]
-    return storages[0] in storages[1:]
-
-
-def functionalize(graph: fx.Graph, modules: dict[str, nn.Module]) -> fx.Graph:
-    """Redirect later readers of overwritten values to the result, and turn views into reshapes."""
-    positions = {node: position for position, node in enumerate(graph.nodes)}
-    for node in graph.nodes:
-        if node.op == "call_method" and not any(isinstance(arg, torch.dtype) for arg in node.args):
-            node.target = VIEW_REPLACEMENTS.get(node.target, node.target)
-        if node.all_input_nodes and is_in_place(node, modules):
-            target = node.args[0]
-            for user in list(target.users):
-                if positions[user] > positions[node]:
-                    user.replace_input_with(target, node)
-    return graph

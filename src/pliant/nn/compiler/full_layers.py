@@ -1,0 +1,66 @@
+"""Explain which layers keep all their filters."""
+
+from torch import fx, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils import parametrize
+
+from pliant.nn.compiler.builder import Builder
+from pliant.nn.compiler.dispatch import LAYER_FUNCTIONS, match_layer
+from pliant.nn.compiler.graphs import find_module
+from pliant.nn.compiler.refusals import has_hooks
+
+
+def explain_full_layers(builder: Builder, graph: fx.Graph) -> dict[str, str]:
+    """Return every layer that is not in a site, and why, in forward order."""
+    reasons: dict[str, str] = {}
+    for node in graph.nodes:
+        name, reason = _explain_node(builder, node)
+        if reason:
+            reasons.setdefault(name, reason)
+    used = tuple(f"{node.target}." for node in graph.find_nodes(op="call_module"))
+    for path, module in builder.modules.items():
+        is_site = builder.tensor_name(path, "weight") in builder.site_of_layer
+        is_layer = isinstance(module, _ConvNd | nn.Linear) and not path.startswith(used)
+        if is_layer and not is_site:
+            reasons.setdefault(path, "forward does not use it")
+    return reasons
+
+
+def _explain_node(builder: Builder, node: fx.Node) -> tuple[str, str]:
+    layer = match_layer(builder, node)
+    if layer is not None:
+        name = layer.weight.removesuffix(".weight")
+        if layer.groups > 1:
+            is_depthwise = builder.shape(layer.weight)[1] == 1
+            return name, (
+                "a depthwise convolution keeps the filters of the channels it reads"
+                if is_depthwise
+                else "a convolution with groups needs all channels"
+            )
+        if layer.weight in builder.site_of_layer:
+            return name, ""
+        return name, builder.decisions.fixed.get(layer.weight, "it has a single filter")
+    if node.op == "call_module":
+        path = str(node.target)
+        return path, _explain_module(builder.modules[path])
+    kind = getattr(node.target, "__name__", "")
+    if node.target in LAYER_FUNCTIONS or "conv_transpose" in kind:
+        is_transposed = "conv_transpose" in kind
+        reason = _TRANSPOSED if is_transposed else "its weight is computed in forward"
+        return find_module(node) or node.name, reason
+    return "", ""
+
+
+_TRANSPOSED = "a transposed convolution has no rule"
+
+
+def _explain_module(module: nn.Module) -> str:
+    if not any(parameter.dim() > 1 for parameter in module.parameters()):
+        return ""
+    if has_hooks(module):
+        return "it has hooks, which may read all channels"
+    if parametrize.is_parametrized(module):
+        return "its parameters are computed by torch.nn.utils.parametrize"
+    if isinstance(module, _ConvTransposeNd):
+        return _TRANSPOSED
+    return f"{type(module).__name__} has no rule"
