@@ -44,7 +44,7 @@ def count_macs(run: Callable[[], object]) -> int:
 @pytest.mark.parametrize("name", [*ZOO, *MODELS])
 def test_the_macs_of_a_subnet_match_torch(name: str, coupled: bool) -> None:
     module, x = ZOO[name]() if name in ZOO else make_bundled(name)
-    net, params = elastic(module, x, coupled=coupled), get_params(module)
+    net, params = elastic(module, x, coupled=coupled, check=False), get_params(module)
     for subnet in sample_subnets(net, 1):
         small = net.take(params, subnet)
         macs = count_macs(partial(net.run, small, subnet, x))

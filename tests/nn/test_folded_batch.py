@@ -1,10 +1,11 @@
-"""Networks in which one sample has several rows of the batch dimension: exact costs."""
+"""Networks that fold the batch into another axis, or another axis into the batch: exact costs."""
 
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.nn.compare_masked import assert_compact_equals_masked, sample_subnets
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -54,15 +55,51 @@ class Steps(Backbone):
         return out
 
 
-CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    "frames": (Frames, (5, 3, 6, 6), 5),
-    "flipped": (Flipped, (3, 6, 6), 2),
-    "steps": (Steps, (4, 3, 6, 5), 4),
+class OneSignal(nn.Module):
+    """All signals of a batch, joined along time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(2, 4, 3, padding=1), nn.Conv1d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, channels, length = x.shape
+        joined = x.transpose(0, 1).reshape(1, channels, batch * length)
+        features = self.second(torch.relu(self.first(joined)))
+        out: Tensor = self.head(features.view(4, batch, length).mean(2).t())
+        return out
+
+
+class OwnFilters(Backbone):
+    """A convolution with filters of its own for each sample, as groups of channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.gate = nn.Parameter(torch.randn(3, 4, 1, 1)), nn.Linear(4, 3)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch = x.shape[0]
+        gates = self.gate(self.extract(x)).view(batch, 3, 1, 1, 1)
+        images = self.last(self.stem(x)).reshape(1, batch * 4, 3, 3)
+        filters = (gates * self.weight).reshape(batch * 3, 4, 1, 1)
+        images = F.conv2d(images, filters, groups=batch).view(batch, 3, 3, 3)
+        out: Tensor = self.head(images.mean((2, 3)))
+        return out
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "frames": (Frames, (5, 3, 6, 6)),
+    "flipped": (Flipped, (3, 6, 6)),
+    "steps": (Steps, (4, 3, 6, 5)),
+    "one_signal": (OneSignal, (2, 10)),
+    "own_filters": (OwnFilters, (3, 6, 6)),
 }
 
 
 def make_case(name: str) -> tuple[nn.Module, Tensor]:
-    make, shape, _ = CASES[name]
+    make, shape = CASES[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return make().double(), torch.randn(2, *shape, dtype=torch.float64)

@@ -41,9 +41,8 @@ def load_data_overview(run: RunFolder) -> DataOverview | None:
     counts = class_counts(data.shares, data.train.labels.numpy(), data.train.classes)
     rows = None
     if not isinstance(experiment.method, AnySplit):  # split devices always train their full part
-        policy = build_context(
-            net, data, experiment.federated_method, experiment.network.elastic_options
-        ).budget_policy
+        method, options = experiment.federated_method, experiment.network.elastic_options
+        policy = build_context(net, data, method, options, check=False).budget_policy
         rows = getattr(policy, "rows", None)
     return DataOverview(counts, data.summary(), None if rows is None else tuple(rows.shares))
 

@@ -23,7 +23,8 @@ def check_trainable(
 ) -> None:
     """Raise if the method cannot train the network, or if it cannot be evaluated."""
     if not any(isinstance(module, _ConvNd) for module in net.modules()):
-        build_context(net, data, method, options)  # may have no sites; quick without convolutions
+        # may have no sites; quick without convolutions
+        build_context(net, data, method, options, check=False)
     _check_lone_samples(net, data, method.local)
     if isinstance(evaluation.statistics, ReestimatedStats) and find_norms(net):
         check_proxy_size(len(data.proxy))

@@ -244,12 +244,12 @@ def build_context(
     data: FederatedData,
     method: Method,
     options: ElasticOptions | None = None,
+    *,
+    check: bool = True,
 ) -> WorkerContext:
-    """Make a network elastic for its data and method."""
-    options = options or ElasticOptions()
-    elastic_net = elastic(
-        net, make_example_input(data), coupled=options.coupled, hidden=options.hidden
-    )
+    """Make a network elastic for its data and method, and check it unless that was done before."""
+    options, example = options or ElasticOptions(), make_example_input(data)
+    elastic_net = elastic(net, example, coupled=options.coupled, hidden=options.hidden, check=check)
     if isinstance(method, SelectsSubnets) and not elastic_net.sites:
         advice = "" if options.hidden else "; `hidden = true` makes hidden linear layers such"
         raise ValueError(
@@ -263,7 +263,7 @@ def build_worker_context(
     make_inputs: InputFactory, method: Method, options: ElasticOptions
 ) -> WorkerContext:
     """Build the context of a worker from its own copy of the inputs."""
-    return build_context(*make_inputs(), method, options)
+    return build_context(*make_inputs(), method, options, check=False)  # by the main process
 
 
 def make_example_input(data: FederatedData) -> Tensor:

@@ -48,11 +48,11 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
     return net, data
 
 
-def build_run_context(experiment: Experiment) -> WorkerContext:
+def build_run_context(experiment: Experiment, *, check: bool = True) -> WorkerContext:
     """Build what the server and the devices of a federated run share."""
     net, data = build_experiment(experiment)
     options = experiment.network.elastic_options
-    return build_context(net, data, experiment.federated_method, options)
+    return build_context(net, data, experiment.federated_method, options, check=check)
 
 
 def build_session(

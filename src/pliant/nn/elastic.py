@@ -34,6 +34,7 @@ from pliant.nn.compiler.program import (
 from pliant.nn.compiler.refusals import check_example
 from pliant.nn.compiler.trace import TRACE_LOCK, trace
 from pliant.nn.cost import ExpectedCounts, SubnetCounts
+from pliant.nn.self_check import check_elastic
 from pliant.nn.sites import compute_fingerprint, describe_sites, format_summary
 from pliant.nn.subnet import FilterOrders, Sampling, Subnet
 from pliant.params import Params
@@ -345,11 +346,13 @@ def elastic(
     *,
     coupled: bool = True,
     hidden: bool = False,
+    check: bool = True,
 ) -> Elastic:
     """Make any traceable network elastic, without changing its code.
 
     With `coupled`, layers whose outputs are added or multiplied share one mask. With `hidden`,
-    hidden linear layers become sites too.
+    hidden linear layers become sites too. With `check`, one training pass each of the plain
+    network, the elastic one and a subnet are compared, and a difference raises an error.
 
     >>> import torch
     >>> import pliant as pl
@@ -362,10 +365,13 @@ def elastic(
     inputs = check_example(example)
     with TRACE_LOCK, preserve(net):
         switch_to_training(net)
-        graph = trace(net, inputs, twice=True)
+        graph = trace(net, inputs, twice=check)
         compiled = compile_network(net, graph, coupled=coupled, hidden=hidden)
         blanks = tuple(make_blank(tensor, tensor.shape[1:]) for tensor in inputs)
-        return Elastic(net, compiled, blanks)
+        elastic_net = Elastic(net, compiled, blanks)
+        if check:
+            check_elastic(elastic_net, graph, inputs)
+    return elastic_net
 
 
 def cache_on_net(

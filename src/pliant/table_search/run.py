@@ -164,10 +164,9 @@ def open_search(
 ) -> Iterator["SearchState"]:
     """Start the workers of a search and read its log; the arguments are those of `iter_search`."""
     workers = workers or InlineWorkers()
-    setup: Callable[[], SearchContext] = partial(
-        make_search_context, net, proxy, settings.objective, elastic_options
-    )
-    get_context = cache(setup)
+    make_context = partial(make_search_context, net, proxy, settings.objective, elastic_options)
+    get_context = cache(make_context)
+    setup: Callable[[], SearchContext] = partial(make_context, check=False)  # checked here
     if isinstance(workers, InlineWorkers):
         setup = get_context  # shared with this process
     elif make_inputs is not None:
@@ -186,7 +185,7 @@ def open_search(
 def _make_context(
     make_inputs: InputFactory, settings: SearchSettings, options: ElasticOptions | None
 ) -> SearchContext:
-    return make_search_context(*make_inputs(), settings.objective, options)
+    return make_search_context(*make_inputs(), settings.objective, options, check=False)
 
 
 def _load_or_train_snapshot(context: SearchContext, folder: Path | None) -> Params:

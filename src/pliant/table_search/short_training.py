@@ -103,6 +103,8 @@ def make_search_context(
     proxy: ImageDataset,
     settings: ShortTrainingSettings,
     options: ElasticOptions | None = None,
+    *,
+    check: bool = True,
 ) -> SearchContext:
     """Divide the proxy images into three parts and compile the network."""
     total = len(proxy)
@@ -120,7 +122,7 @@ def make_search_context(
     snapshot_images = distort_images(snapshot_images, settings.distortion, settings.seed)
     example = proxy.get_normalised(slice(0, 1))
     options = options or ElasticOptions()
-    elastic_net = elastic(net, example, coupled=options.coupled, hidden=options.hidden)
+    elastic_net = elastic(net, example, coupled=options.coupled, hidden=options.hidden, check=check)
     return SearchContext(elastic_net, snapshot_images, train_images, eval_images, settings)
 
 
