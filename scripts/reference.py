@@ -69,6 +69,7 @@ def describe_commands() -> str:
         cli.DONE: "done",
         cli.FAILED: "failed run, exceeded limit, or a bug in pliant",
         cli.WRONG_INPUT: "wrong input or usage",
+        cli.REFUSED: "`pliant inspect`: the network cannot be made elastic",
         cli.INTERRUPTED: "interrupted; the run can be resumed",
     }
     lines += [f"| {code} | {meaning} |" for code, meaning in codes.items()] + [""]

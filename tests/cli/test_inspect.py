@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.cli import main
+from pliant.cli import REFUSED, main
 
 OWN_NET = """
 from torch import nn
@@ -15,6 +15,10 @@ def build():
 
 def number():
     return 3
+
+class Branch(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
 """
 
 
@@ -34,6 +38,17 @@ def test_inspect_takes_a_users_network(
     assert main(["inspect", f"{tmp_path}/mine.py:build", "--shape", "3,8,8", "--json"]) == 0
     description = json.loads(capsys.readouterr().out)
     assert description["sites"] == [{"layers": ["0"], "filters": 8, "macs": 7776, "feeds": ["3"]}]
+    assert description["full"] == [{"layer": "3", "why": "its channels reach the output"}]
+
+
+def test_a_refused_network_has_an_exit_code_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(OWN_NET)
+    assert main(["inspect", f"{tmp_path}/mine.py:Branch", "--shape", "3,8,8"]) == REFUSED == 3
+    errors = capsys.readouterr().err
+    assert errors.startswith("pliant: Branch cannot be traced: a branch on the value of a tensor")
+    assert errors.count("\n") == 1
 
 
 @pytest.mark.parametrize(

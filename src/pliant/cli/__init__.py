@@ -1,6 +1,7 @@
 """The command line: load commands on demand, turn errors into one line and an exit code.
 
-Exit codes: 0 done; 1 failed run or a bug in pliant; 2 wrong input or usage; 130 interrupted.
+Exit codes: 0 done; 1 failed run or a bug in pliant; 2 wrong input or usage; 3 a network that
+`pliant inspect` refuses; 130 interrupted.
 """
 
 import os
@@ -32,7 +33,7 @@ COMMANDS = (
     ("completion", "pliant.cli.completion:completion", "Print a shell completion script."),
 )
 
-DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, WRONG_INPUT, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
 
 HELP = """\
 Train one neural network across many unequal devices, bending to what each can spend now.
@@ -40,7 +41,7 @@ Train one neural network across many unequal devices, bending to what each can s
 Example: pliant demo"""
 EPILOGUE = """\
 Add --debug anywhere to see the traceback of an error.
-Exit codes: 0 done, 1 failed, 2 wrong input or usage, 130 interrupted."""
+Exit codes: 0 done, 1 failed, 2 wrong input or usage, 3 network refused, 130 interrupted."""
 
 # These errors are about a path that the user gave; any other OSError (a full disk) is a failed run.
 _PATH_ERRORS = (
@@ -50,6 +51,10 @@ _PATH_ERRORS = (
     NotADirectoryError,
     PermissionError,
 )
+
+
+class NetworkRefused(Exception):
+    """A network that cannot be made elastic."""
 
 
 def build_app(command: str | None, *, is_plain: bool) -> App:
@@ -105,6 +110,8 @@ def describe_error(error: BaseException) -> tuple[int, str]:
             return WRONG_INPUT, f"{text} (see `pliant --help`)"
         case MissingExtra():
             return WRONG_INPUT, text
+        case NetworkRefused():
+            return REFUSED, text
         case OSError():
             return (WRONG_INPUT if isinstance(error, _PATH_ERRORS) else FAILED), text
         # A bare KeyError or IndexError is a bug of ours: errors of the user have a message.

@@ -20,7 +20,7 @@ def inspect(
     cuts: bool = False,
     json: bool = False,
 ) -> None:
-    """Show a network's sites, its MACs at three rates, and where it stays dense.
+    """Show a network's sites, its MACs at three rates, and which layers stay full or dense.
 
     Example: pliant inspect resnet20
 
@@ -38,7 +38,9 @@ def inspect(
     """
     import torch
 
+    from pliant.cli import NetworkRefused
     from pliant.cli.progress import print_json, print_line
+    from pliant.nn.compiler.refusals import NotTraceable
     from pliant.nn.elastic import elastic
 
     net, default_shape = load_network(model)
@@ -48,7 +50,10 @@ def inspect(
     if cuts:
         _show_cut_points(net, torch.zeros(1, *sizes), is_json=json)
         return
-    elastic_net = elastic(net, torch.zeros(1, *sizes), coupled=not apart, hidden=hidden)
+    try:
+        elastic_net = elastic(net, torch.zeros(1, *sizes), coupled=not apart, hidden=hidden)
+    except NotTraceable as error:
+        raise NetworkRefused(str(error)) from error
     if json:
         print_json(_describe_sites(elastic_net))
     else:
@@ -112,4 +117,5 @@ def _describe_sites(net: "Elastic") -> dict[str, Any]:
     rows = [{key: getattr(site, key) for key in keys} for site in net.sites]
     dense = [{"value": d.value, "reader": d.reader, "why": d.reason} for d in net.dense_fallbacks]
     macs = {str(rate): net.macs(rate) for rate in (0.0, 0.25, 0.5)}
-    return {"sites": rows, "macs": macs, "dense": dense}
+    full = [{"layer": layer, "why": why} for layer, why in net.full_layers.items()]
+    return {"sites": rows, "macs": macs, "full": full, "dense": dense}
