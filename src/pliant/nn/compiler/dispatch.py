@@ -282,10 +282,13 @@ def lower_dense(builder: Builder, node: fx.Node) -> None:
 
 def _measure_macs(builder: Builder, node: fx.Node) -> int:
     """Return the MACs per sample that torch counts for one operation."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # slow to import, and rarely needed
+
     if not any(isinstance(source.meta["value"], Tensor) for source in node.all_input_nodes):
         return 0  # a tensor factory
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["value"])
     call = find_callable(node, lambda path: copy_module(builder.modules[path]).to("meta"))
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    # torch does not count its fused attention on CPUs
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
         call(*args, **kwargs)
     return int(counter.get_total_flops()) // 2 // BATCH
