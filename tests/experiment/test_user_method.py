@@ -1,17 +1,17 @@
 """A user's own method, with server state and device state, works wherever the bundled ones do.
 
-However it is run, the digest of the trained network is the same.
+However it is run, the digest of the trained network is the same; for a federation of real
+processes, see `tests/deploy/supervise/test_federation.py`.
 """
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 
 import pytest
+from tests.experiment.user_method import CODE, read_digest, run, write_spec
 from tests.suspended import start_suspended, wait_until_suspended
-from tests.waiting import LIMIT
 
 from pliant.analysis.runs import load_runs
 from pliant.cli import main
@@ -20,107 +20,6 @@ from pliant.dashboard.run_index import RunIndex
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.run_store import read_records
 from pliant.experiment.config import load_experiment
-
-CODE = '''
-from dataclasses import dataclass, field, replace
-
-from torch import Tensor
-
-import pliant as pl
-
-
-@dataclass(frozen=True)
-class State:
-    params: dict[str, Tensor]
-    velocity: dict[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Memory:
-    delta: dict[str, Tensor] = field(default_factory=dict)
-    rounds: int = 0
-
-
-class Remembering(pl.Value, frozen=True):
-    """Both sides remember: the server a momentum, each device its last delta."""
-
-    local: pl.LocalTraining = pl.LocalTraining()
-    beta: float = 0.5
-
-    def init_state(self, params):
-        return State(params)
-
-    def init_device_state(self, params):
-        return Memory()
-
-    def train(self, net, task, steps):
-        update = pl.train_locally(net, task, steps, self.local.optimiser)
-        last, scale = task.device_state, self.beta / (1 + task.device_state.rounds)
-        delta = {n: d + scale * last.delta.get(n, 0.0) for n, d in update.delta.items()}
-        return replace(update, delta=delta, device_state=Memory(delta, last.rounds + 1))
-
-    def merge(self, net, state, updates):
-        if not updates:
-            return state
-        delta = pl.average_deltas(net, state.params, updates, pl.weight_by("samples"))
-        velocity = {n: d + self.beta * state.velocity.get(n, 0.0) for n, d in delta.items()}
-        return State(pl.apply_delta(state.params, velocity), velocity)
-
-
-@dataclass(frozen=True)
-class NamedMemory:
-    name: str = ""
-
-
-class Forgetting(Remembering, frozen=True):
-    def init_device_state(self, params):
-        return NamedMemory()
-
-
-class Plain(pl.Value, frozen=True):
-    """A method that states nothing but how devices train, which is FedAvg."""
-
-    local: pl.LocalTraining = pl.LocalTraining()
-
-
-def not_a_method():
-    return 3
-'''
-SPEC = """
-rounds = 4
-per_round = 3
-checkpoint_every = 1
-
-[method]
-type = "{type}"
-local = {{ batch = 16 }}
-
-[fleet]
-size = 3
-round_seconds = 20.0
-
-[network]
-name = "digits_cnn"
-options = {{ hidden = 16 }}
-
-[data]
-name = "digits"
-proxy = 7800
-
-[evaluation]
-every = 4
-statistics = {{ type = "running" }}
-
-[workers]
-type = "inline"
-"""
-
-
-def write_spec(folder):
-    (folder / "mine.py").write_text(CODE)
-    path = folder / "mine.toml"
-    path.write_text(SPEC.format(type="mine.py:Remembering"))
-    return path
 
 
 @pytest.fixture
@@ -133,23 +32,6 @@ def digest(tmp_path_factory):
     """Return the digest of an undisturbed run in one process."""
     folder = tmp_path_factory.mktemp("undisturbed")
     return run(write_spec(folder), folder / "run")
-
-
-def run(spec, folder, *overrides):
-    assert main(["run", str(spec), *overrides, "--out", str(folder)]) == 0
-    return read_digest(folder)
-
-
-def read_digest(folder):
-    *_, last = read_records(folder)
-    assert isinstance(last, RoundRecord)
-    assert last.digest is not None
-    return last.digest
-
-
-def pliant(*words, **options):
-    command = [sys.executable, "-m", "pliant", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options)
 
 
 def test_a_method_that_states_nothing_is_fedavg(spec, tmp_path):
@@ -185,19 +67,6 @@ def test_it_is_compared_reported_and_listed(spec, tmp_path, capsys, digest):
     index = RunIndex(folder)
     index.scan()
     assert "Remembering" in {summary.method for summary in index.list_summaries()}
-
-
-@pytest.mark.waits
-def test_a_federation_of_real_processes_gives_the_same_network(spec, tmp_path, digest):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    folder = tmp_path / "served"
-    words = ["deploy", "up", spec, "--pace", "simulated", "--port", port, "--out", folder]
-    words += ["--allowance", LIMIT, "--patience", LIMIT]  # no device is late on a busy machine
-    with pliant(*words, cwd=tmp_path) as process:
-        assert process.wait(2 * LIMIT) == 0, process.stderr.read().decode()
-    assert read_digest(folder) == digest
 
 
 def test_a_run_started_from_python_is_reported_too(tmp_path):

@@ -3,21 +3,24 @@
 import os
 import signal
 import socket
-from contextlib import ExitStack
+import subprocess
+import sys
+from contextlib import ExitStack, closing, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import pytest
-from tests.deploy.in_process import compute_simulated_digest, make_experiment
+from tests.deploy.in_process import make_experiment
+from tests.experiment.user_method import run, write_spec
 from tests.waiting import LIMIT, wait_until
 
 from pliant.deploy.device.host import Limits
 from pliant.deploy.security.certificates import make_device_key, make_keys
-from pliant.deploy.settings import ServerSettings
+from pliant.deploy.settings import PID_FILE, ServerSettings
 from pliant.deploy.supervise.child_process import run_supervisor
-from pliant.deploy.supervise.federation import Federation, open_run
+from pliant.deploy.supervise.federation import open_run
 from pliant.deploy.supervise.node import DeviceSupervisor
-from pliant.deploy.supervise.server import ServerSupervisor
+from pliant.deploy.supervise.server import RunFollower, ServerSupervisor
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.run_store import read_records
 from pliant.storage.run_lock import RunLock
@@ -38,77 +41,101 @@ def find_free_port():
         return probe.getsockname()[1]
 
 
-def find_processes(folder):
-    """Return the command lines of processes that name a folder."""
-    commands = []
+def find_processes(text):
+    """Return the ids of processes with a text in their command line."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = path.read_text()
-        except OSError:
-            continue
-        if str(folder) in text and int(path.parent.name) != os.getpid():
-            commands.append(text.replace("\0", " "))
-    return commands
+        with suppress(OSError):
+            if text in path.read_text() and int(path.parent.name) != os.getpid():
+                pids.append(int(path.parent.name))
+    return pids
 
 
-def test_a_federation_whose_processes_are_killed_ends_with_the_simulated_weights(tmp_path):
-    keys = tmp_path / "keys"
-    make_keys(keys, devices=3)
-    experiment = make_experiment(fleet={"round_seconds": 120.0}, rounds=3)
-    federation = Federation(
-        experiment, tmp_path / "run", settings=PATIENT, port=find_free_port(), keys=keys
-    )
-    with run_supervisor(federation):
-        for record in federation.watch():
-            if record.round == 0:
-                os.kill(federation.devices[1].pids["worker"], signal.SIGKILL)
-            if record.round == 1:
-                os.kill(federation.server.pids["run"], signal.SIGKILL)
-    records = list(read_records(tmp_path / "run"))
-    assert verify_records(records) == 3
-    outcomes = {task.outcome for task in records if isinstance(task, TaskRecord)}
-    assert outcomes == {"finished"}
-    assert record.digest == compute_simulated_digest(experiment)
-    wait_until(lambda: not find_processes(tmp_path), "all processes to end")
+def can_connect_without_tls(port):
+    with closing(HTTPConnection("127.0.0.1", port, timeout=LIMIT)) as connection:
+        connection.request("GET", "/health")
+        with suppress(HTTPException, ConnectionError):
+            return bool(connection.getresponse())
+    return False
 
 
-def test_unknown_devices_are_refused(tmp_path):
-    """Only a registered key is accepted: no unknown key, no other authority, no plain HTTP."""
-    keys, others = tmp_path / "keys", tmp_path / "others"
-    make_keys(keys, devices=1)
-    make_keys(others, devices=1)
-    make_device_key(keys / "stranger")
-    experiment = make_experiment(fleet={"size": 1, "round_seconds": 120.0}, per_round=1, rounds=1)
-    open_run(tmp_path / "run", experiment)
-    port = find_free_port()
+def wait_for_rounds(process, follower, count):
+    def has_rounds():
+        assert process.poll() is None, process.stderr.read()
+        return len(follower.read_rounds()) >= count
+
+    wait_until(has_rounds, f"{count} rounds")
+
+
+def try_to_join(folder, port):
+    """Start SuperNodes without a registered key, and return once each has failed."""
+    make_keys(folder / "others", devices=1)
+    make_device_key(folder / "stranger")
+    ca, key = folder / "run" / "keys" / "ca.crt", folder / "run" / "keys" / "devices" / "0" / "key"
     credentials = {
-        "registered": (keys / "ca.crt", keys / "devices" / "0" / "key"),
-        "unknown": (keys / "ca.crt", keys / "stranger" / "key"),
-        "other authority": (others / "ca.crt", keys / "devices" / "0" / "key"),
+        "unknown": (ca, folder / "stranger" / "key"),
+        "other authority": (folder / "others" / "ca.crt", key),
         "plain": (None, None),
     }
-    supervisor = ServerSupervisor("federated", tmp_path / "run", PATIENT, port=port, keys=keys)
-    with (
-        run_supervisor(supervisor) as server,
-        ExitStack() as stack,
-    ):
-        for name, (ca, key) in reversed(credentials.items()):
-            folder = tmp_path / name
+    with ExitStack() as stack:
+        for name, (ca, key) in credentials.items():
             device = DeviceSupervisor(
-                "federated", 0, f"127.0.0.1:{port}", folder, Limits(), ca=ca, key=key
+                "federated", 0, f"127.0.0.1:{port}", folder / name, Limits(), ca=ca, key=key
             )
+            device.services = device.services[:1]  # without a worker, which would have no work
             stack.enter_context(run_supervisor(device))
-        assert [record.outcomes for record in server.watch()] == [{"finished": 1}]
-        logs = {name: tmp_path / name / "logs" / "supernode.log" for name in credentials}
-        for name, message in REFUSALS.items():  # each of them has tried
-            wait_until(lambda n=name, m=message: m in logs[n].read_text(), f"{name} to fail")
-        accepted = [name for name, log in logs.items() if "SuperNode ID" in log.read_text()]
-        assert accepted == ["registered"]
-        connection = HTTPConnection("127.0.0.1", port, timeout=LIMIT)
-        connection.request("GET", "/health")
-        with pytest.raises((HTTPException, ConnectionError)):
-            connection.getresponse()
-        connection.close()
+        for name, message in REFUSALS.items():
+            log = folder / name / "logs" / "supernode.log"
+            wait_until(lambda log=log, m=message: m in log.read_text(), f"{name} to fail")
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    """Deploy a user's method with keys, kill a worker and the run, and try to join without a key.
+
+    Return the folder of it all, and whether the port was open to plain HTTP.
+    """
+    folder = tmp_path_factory.mktemp("deployed")
+    run_folder, port = folder / "run", find_free_port()
+    follower = RunFollower(run_folder)
+    command = [sys.executable, "-m", "pliant", "deploy", "up", str(write_spec(folder))]
+    command += ["--pace", "simulated", "--port", str(port), "--out", str(run_folder)]
+    command += ["--allowance", str(LIMIT), "--patience", str(LIMIT)]  # no device is late
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for_rounds(process, follower, 1)
+            (worker,) = find_processes(f'"folder":"{run_folder}/devices/1"')
+            os.kill(worker, signal.SIGKILL)
+            wait_for_rounds(process, follower, 2)
+            server = int((run_folder / PID_FILE).read_text())
+            os.kill(server, signal.SIGSTOP)  # the server of the devices runs on
+            try_to_join(folder, port)
+            is_open = can_connect_without_tls(port)
+            os.kill(server, signal.SIGKILL)
+            assert process.wait(2 * LIMIT) == 0, process.stderr.read()
+        finally:
+            process.terminate()
+    return folder, is_open
+
+
+def test_a_federation_whose_processes_are_killed_ends_with_the_simulated_weights(
+    deployed, tmp_path
+):
+    folder, _ = deployed
+    records = list(read_records(folder / "run"))
+    assert verify_records(records) == 3
+    assert {task.outcome for task in records if isinstance(task, TaskRecord)} == {"finished"}
+    assert records[-1].digest == run(write_spec(tmp_path), tmp_path / "run")
+    wait_until(lambda: not find_processes(str(folder)), "all processes to end")
+
+
+def test_unknown_devices_are_refused(deployed):
+    """Only a registered key is accepted: no unknown key, no other authority, no plain HTTP."""
+    folder, is_open_to_plain_http = deployed
+    logs = {log.parents[1].name: log for log in folder.rglob("supernode.log")}
+    assert {"0", "1"} | REFUSALS.keys() == logs.keys()
+    assert {n for n, log in logs.items() if "SuperNode ID" in log.read_text()} == {"0", "1"}
+    assert not is_open_to_plain_http
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path):
@@ -154,9 +181,9 @@ def test_a_second_server_on_the_same_run_is_refused_and_changes_nothing(tmp_path
 def test_a_run_that_gives_up_says_why(tmp_path):
     open_run(tmp_path / "run", make_experiment())
     impatient = ServerSettings(patience=1.0)
-    server = ServerSupervisor("federated", tmp_path / "run", impatient, port=find_free_port())
+    supervisor = ServerSupervisor("federated", tmp_path / "run", impatient, port=find_free_port())
     with (
         pytest.raises(ChildProcessError, match="expected 1 or more devices online, got 0"),
-        run_supervisor(server),
+        run_supervisor(supervisor) as server,
     ):
         list(server.watch())
