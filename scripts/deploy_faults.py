@@ -43,14 +43,14 @@ FAULTS = ("devices", "wire", "hang", "flood", "server")
 MODES = ("plain", "delay", "reset", "half", "slow")
 
 
-def make_experiment(rounds: int, seconds: float, late: str) -> Experiment:
-    """Make a small run: three devices, four mini-batches each."""
+def make_experiment(devices: int, rounds: int, seconds: float, late: str) -> Experiment:
+    """Make a small run of four mini-batches per device."""
     config = {
         "method": {"type": "fedavg"},
-        "fleet": {"size": 3, "round_seconds": seconds},
+        "fleet": {"size": devices, "round_seconds": seconds},
         "data": {"proxy": 7600},
         "rounds": rounds,
-        "per_round": 3,
+        "per_round": devices,
         "rules": {"late": late},
         "evaluation": {"every": 1000},
     }
@@ -112,6 +112,7 @@ def main() -> int:
     """Run one kind of fault; return 0 if all requirements hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("fault", choices=[*FAULTS, "all"])
+    parser.add_argument("--devices", type=int, default=3)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -122,10 +123,10 @@ def main() -> int:
     options = parser.parse_args()
     folder = options.out or Path(tempfile.mkdtemp(prefix="deploy_faults_")) / options.fault
     late = "discard" if options.fault == "server" else "partial"
-    experiment = make_experiment(options.rounds, options.seconds, late)
+    experiment = make_experiment(options.devices, options.rounds, options.seconds, late)
     keys = folder.parent / f"{folder.name}-keys"
     if not keys.exists():
-        make_keys(keys, devices=3)
+        make_keys(keys, devices=options.devices)
     settings = ServerSettings(allowance=options.allowance, patience=300.0, retries=1000)
     federation = Federation(experiment, folder, settings=settings, port=options.port, keys=keys)
     rng = random.Random(0)

@@ -17,8 +17,8 @@ def test_rounds_end_in_time_and_tasks_once_whatever_happens(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, str(SCRIPT), "all", "--rounds", "6", "--seconds", "3"]
-    command += ["--allowance", "20", "--tolerance", "60"]
+    command = [sys.executable, str(SCRIPT), "all", "--devices", "2", "--rounds", "6"]
+    command += ["--seconds", "3", "--allowance", "20", "--tolerance", "60"]
     command += ["--port", str(port), "--out", str(tmp_path / "run")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
