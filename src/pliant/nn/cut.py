@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from pliant.nn.compiler.fast_meta import FastMetaMode, MacCounter
 from pliant.nn.compiler.preserve import preserve
 from pliant.nn.compiler.refusals import copy_module
 from pliant.nn.compiler.trace import BATCH, trace
@@ -184,15 +184,15 @@ def _accumulate_macs(net: nn.Module, graph: fx.Graph) -> list[int]:
     """Return the MACs per sample done after each node."""
     meta_net = copy_module(net).to("meta").eval()
     macs: list[int] = []
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    inputs = [node.meta["value"] for node in graph.nodes if node.op == "placeholder"]
+    samples = [value.new_empty((1, *value.shape[1:])) for value in inputs]
+    with torch.no_grad(), FastMetaMode(), MacCounter() as counter:
 
         class CountingInterpreter(fx.Interpreter):
             def run_node(self, n: fx.Node) -> Any:
                 result = super().run_node(n)
-                macs.append(counter.get_total_flops() // 2)
+                macs.append(counter.macs)
                 return result
 
-        inputs = [node.meta["value"] for node in graph.nodes if node.op == "placeholder"]
-        samples = [value.new_empty((1, *value.shape[1:])) for value in inputs]
         CountingInterpreter(_make_module(meta_net, copy.deepcopy(graph))).run(*samples)
     return macs

@@ -4,8 +4,9 @@ import sys
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from pliant.nn.compiler.fast_meta import FastMetaMode
+from pliant.nn.compiler.fast_meta import FastMetaMode, MacCounter
 from pliant.nn.models import MODELS
 
 
@@ -24,13 +25,15 @@ def collect_outputs(net: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_shapes_and_strides_match_torch(name):
+def test_shapes_strides_and_macs_match_torch(name):
     net = MODELS[name]().to("meta")
     channels, side = next(shape for shape in ((3, 32), (1, 28)) if _fits(net, shape))
     x = torch.empty((6, channels, side, side), device="meta")
-    expected = collect_outputs(net, x)
-    with FastMetaMode():
+    with FlopCounterMode(display=False) as torch_counter:
+        expected = collect_outputs(net, x)
+    with FastMetaMode(), MacCounter() as counter:
         outputs = collect_outputs(net, x)
+    assert counter.macs == torch_counter.get_total_flops() // 2
     assert [(y.shape, y.stride(), y.dtype) for y in outputs] == [
         (y.shape, y.stride(), y.dtype) for y in expected
     ]
@@ -68,6 +71,9 @@ def test_an_invalid_operation_raises_torchs_error(case):
 
 LESS_COMMON = {
     "a pool with ceil_mode": lambda x: nn.MaxPool2d(3, 2, ceil_mode=True)(x),
+    "an adaptive pool": lambda x: nn.AdaptiveMaxPool2d((2, 5))(x),
+    "an adaptive pool of one image": lambda x: nn.AdaptiveMaxPool2d(2)(x[0]),
+    "a leaky activation": lambda x: nn.LeakyReLU(0.2)(x),
     "a dilated pool": lambda x: nn.MaxPool2d(3, 2, dilation=2, padding=1)(x),
     "a strided, dilated, grouped convolution": lambda x: nn.Conv2d(
         3, 6, 3, (2, 3), 2, (2, 1), groups=3, bias=False, device="meta"
@@ -106,12 +112,20 @@ def test_an_in_place_operation_returns_its_input():
         assert x.relu_() is x
 
 
-def test_common_networks_are_traced_without_torchs_compiler():
-    code = (
-        "import sys, torch; from pliant.nn.models import digits_cnn, resnet20;"
-        "from pliant.nn.elastic import elastic;"
-        "elastic(resnet20(), torch.zeros(1, 3, 32, 32));"
-        "elastic(digits_cnn(), torch.zeros(1, 1, 28, 28));"
-        "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+START_UPS = """
+import sys
+import torch
+import pliant as pl
+from pliant.split.session import Session
+
+pl.elastic(pl.models.resnet20(), torch.zeros(1, 3, 32, 32))
+pl.elastic(pl.models.digits_cnn(), torch.zeros(1, 1, 28, 28))
+data = pl.data.digits().share(pl.Iid(), devices=1, proxy=7800)
+method = pl.AdaSplit(cut="features.2")
+Session(method, pl.models.digits_cnn(), data, pl.Fleet(size=1), 0)
+sys.exit("torch._dynamo" in sys.modules or "sympy" in sys.modules)
+"""
+
+
+def test_runs_with_common_networks_start_without_torchs_compiler():
+    assert subprocess.run([sys.executable, "-c", START_UPS], check=False).returncode == 0

@@ -1,8 +1,8 @@
-"""Fast shape inference for common operations on meta tensors.
+"""Fast shape inference for common operations on meta tensors, and a count of their MACs.
 
-Torch's own rules import a compiler on first use, which dominates the start-up time of a run. This
-module covers the ordinary cases of the operations in most networks; torch handles all others,
-including errors.
+Torch's own rules import a compiler on first use, which dominates the start-up time of a run, and so
+does its `FlopCounterMode`. This module covers the ordinary cases of the operations in most
+networks; torch handles all others, including errors.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
 Sizes = Sequence[int]
@@ -31,6 +32,33 @@ class FastMetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch 
         rule = _RULES.get(func)
         result = rule(*args) if rule is not None and not kwargs else None
         return func(*args, **(kwargs or {})) if result is None else result
+
+
+class MacCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch does not annotate it
+    """Count multiplications with additions by torch's formulas."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._flops = 0
+
+    @property
+    def macs(self) -> int:
+        return self._flops // 2
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # see `FastMetaMode`
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with self:
+            result = func.decompose(*args, **kwargs)
+        if result is NotImplemented:
+            result = func(*args, **kwargs)
+            formula = flop_registry.get(func._overloadpacket)
+            if formula is not None:
+                self._flops += int(formula(*args, **kwargs, out_val=result))
+        return result
 
 
 def _infer_elementwise(x: Tensor, *options: Any) -> Tensor | None:
@@ -75,6 +103,13 @@ def _infer_max_pool(
     padding, dilation, ceil_mode = options + defaults[len(options) :]
     out = None if ceil_mode else _infer_pool(x, kernel, stride or kernel, padding, dilation)
     return None if out is None else (out, _make_meta(out, out.shape, torch.int64))
+
+
+def _infer_adaptive_max_pool(x: Tensor, size: Sizes) -> tuple[Tensor, Tensor] | None:
+    if not _is_ordinary(x) or x.dim() != 4 or len(size) != 2 or min(size) <= 0:
+        return None
+    shape = (*x.shape[:2], *size)
+    return _make_meta(x, shape), _make_meta(x, shape, torch.int64)
 
 
 def _infer_average_pool(
@@ -165,9 +200,10 @@ def _is_ordinary(x: Any) -> bool:
 
 
 _ELEMENTWISE = (
-    aten.relu, aten.sigmoid, aten.tanh, aten.silu, aten.hardswish, aten.hardsigmoid, aten.hardtanh,
+    aten.relu, aten.leaky_relu, aten.sigmoid, aten.tanh, aten.silu,
+    aten.hardswish, aten.hardsigmoid, aten.hardtanh,
 )  # fmt: skip
-_IN_PLACE = (aten.relu_, aten.silu_, aten.hardswish_, aten.hardtanh_)
+_IN_PLACE = (aten.relu_, aten.leaky_relu_, aten.silu_, aten.hardswish_, aten.hardtanh_)
 _RULES: dict[Any, Callable[..., Any]] = {
     **{function.default: _infer_elementwise for function in _ELEMENTWISE},
     **{function.default: _infer_in_place for function in _IN_PLACE},
@@ -175,6 +211,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.mul.Tensor: _infer_binary,
     aten.convolution.default: _infer_convolution,
     aten.max_pool2d_with_indices.default: _infer_max_pool,
+    aten.adaptive_max_pool2d.default: _infer_adaptive_max_pool,
     aten.avg_pool2d.default: _infer_average_pool,
     aten.mm.default: _infer_mm,
     aten.addmm.default: _infer_addmm,
