@@ -3,10 +3,12 @@
 import lzma
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from pliant.data.download import published
 from pliant.data.download.cache import find_femnist_part, get_data_root, locate_file
@@ -30,14 +32,19 @@ def digits(root: Path | None = None) -> TrainTestData:
     """Load the embedded digits, 8,000 for training and 2,000 for testing; `root` is ignored."""
     (file,) = published.DIGITS.files
     path = Path(published.DIGITS.folder, file.name)
-    raw = lzma.decompress(read_plain_bytes(path, expected_digest=file.sha256))
-    # two idx files; the labels come last: a header of 8 bytes and one byte per image
-    images, labels = (parse_idx(part, path) for part in (raw[:-10_008], raw[-10_008:]))
-    pixels, labels = pair_images_with_labels(images, labels, path)
+    pixels, labels = (tensor.clone() for tensor in _read_digits(path, file.sha256))
     return TrainTestData(
         ImageDataset(pixels[:8000], labels[:8000], 10, *_MNIST_STATISTICS, name="digits"),
         ImageDataset(pixels[8000:], labels[8000:], 10, *_MNIST_STATISTICS, name="digits"),
     )
+
+
+@cache  # decompressing them takes longer than a small run
+def _read_digits(path: Path, digest: str) -> tuple[Tensor, Tensor]:
+    raw = lzma.decompress(read_plain_bytes(path, expected_digest=digest))
+    # two idx files; the labels come last: a header of 8 bytes and one byte per image
+    images, labels = (parse_idx(part, path) for part in (raw[:-10_008], raw[-10_008:]))
+    return pair_images_with_labels(images, labels, path)
 
 
 def mnist(root: Path | None = None) -> TrainTestData:
