@@ -1,6 +1,7 @@
 """Run a federation in this process: everything but the network between its parts."""
 
 import time
+from dataclasses import replace
 
 import msgspec
 
@@ -10,10 +11,9 @@ from pliant.deploy.device.host import Limits
 from pliant.deploy.server.replies import RawReply
 from pliant.deploy.server.rounds import DeviceTransport, serve
 from pliant.deploy.settings import ServerSettings
-from pliant.engine.local_work import WorkerContext, build_context
 from pliant.engine.run_store import read_records
 from pliant.engine.simulate import simulate
-from pliant.experiment.build import build_experiment
+from pliant.experiment.build import build_run_context
 from pliant.experiment.config import Experiment
 from pliant.value import decode
 
@@ -58,34 +58,19 @@ def make_experiment(method="fedavg", *, fleet=None, **fields):
     return decode(config | fields, Experiment)
 
 
-BUILT = {}
+CONTEXTS = {}
 
 
-def build_once(experiment):
+def make_context(experiment, *, check=True):
     """Build an experiment's network and data once for all devices and tests in this process."""
     inputs = (experiment.data, experiment.network, experiment.fleet.size, experiment.seed)
     key = msgspec.json.encode(inputs)
-    if key not in BUILT:
-        BUILT[key] = build_experiment(experiment)
-    return BUILT[key]
+    if key not in CONTEXTS:
+        CONTEXTS[key] = build_run_context(experiment, check=check)
+    return replace(CONTEXTS[key], method=experiment.federated_method)
 
 
-ELASTIC = {}
-
-
-def build_context_once(net, data, method):
-    """Make a network elastic once; training does not change it."""
-    if id(net) not in ELASTIC:
-        ELASTIC[id(net)] = build_context(net, data, method).net
-    return WorkerContext(ELASTIC[id(net)], data, method)
-
-
-agent_module.build_experiment = build_once
-agent_module.build_context = build_context_once
-
-
-def make_context(experiment):
-    return build_context_once(*build_once(experiment), experiment.federated_method)
+agent_module.build_run_context = make_context
 
 
 def make_devices(experiment, folder, limits=None):
