@@ -14,11 +14,16 @@ from pliant.nn.elastic import elastic
 from pliant.nn.models import INPUT_SHAPES, MODELS
 from pliant.params import get_params
 
+# The other DenseNets repeat the same blocks more often, and wide layers have no rules of their own.
+BUNDLED = [name for name in MODELS if not name.startswith("densenet") or name == "densenet19"]
+NARROW = {"resnet18": {"width": 8}, "vgg11": {"width": 8}, "mobilenet_v2": {"width": 0.25}}
+
 
 def make_bundled(name: str) -> tuple[nn.Module, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return MODELS[name]().double(), torch.randn(2, *INPUT_SHAPES[name], dtype=torch.float64)
+        net = MODELS[name](**NARROW.get(name, {}))
+        return net.double(), torch.randn(2, *INPUT_SHAPES[name], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("coupled", [True, False])
@@ -29,7 +34,7 @@ def test_compact_equals_masked_in_the_zoo(name: str, coupled: bool) -> None:
         assert_compact_equals_masked(module, x, coupled=coupled, seed=seed)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BUNDLED)
 def test_compact_equals_masked_for_bundled_networks(name: str) -> None:
     assert_compact_equals_masked(*make_bundled(name), coupled=True, seed=0)
 
@@ -41,7 +46,7 @@ def count_macs(run: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("coupled", [True, False])
-@pytest.mark.parametrize("name", [*ZOO, *MODELS])
+@pytest.mark.parametrize("name", [*ZOO, *BUNDLED])
 def test_the_macs_of_a_subnet_match_torch(name: str, coupled: bool) -> None:
     module, x = ZOO[name]() if name in ZOO else make_bundled(name)
     net, params = elastic(module, x, coupled=coupled, check=False), get_params(module)
