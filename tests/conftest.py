@@ -1,11 +1,9 @@
 """Settings for all tests: one thread per process, and the same examples on every run."""
 
+import gc
 import signal
 
-import torch
 from hypothesis import HealthCheck, settings
-
-torch.set_num_threads(1)
 
 # Shells start background jobs with Ctrl-C ignored, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -24,3 +22,12 @@ settings.load_profile("repeatable")
 def pytest_collection_modifyitems(items):
     """Start what mostly waits first, so that it waits beside tests that compute."""
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
+
+
+def pytest_collection_finish():
+    """Use one thread, and keep the garbage collector from searching all modules repeatedly."""
+    import torch  # here, as the process that distributes the tests needs no torch
+
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
