@@ -14,6 +14,8 @@ from tests.dashboard.written_runs import make_lines, write_run
 from tests.suspended import start_suspended, wait_until_suspended
 from tests.waiting import LIMIT
 
+from pliant.cli import main
+
 pytestmark = [
     pytest.mark.waits,
     pytest.mark.skipif(find_browser() is None, reason="install Chromium to test the pages"),
@@ -29,6 +31,7 @@ workers = {{ type = "inline" }}
 method = {{ type = "distreal", local = {{ batch = 64 }} }}
 fleet = {{ size = 8, speed = {{ type = "changing", low = 0.3333, high = 1.0, per_round = 2.0 }} }}
 rules = {{ late = "partial" }}
+data = {{ proxy = 7400 }}
 """
 
 
@@ -259,16 +262,13 @@ def test_the_page_survives_a_server_restart(browser, tmp_path):
         page.close()
 
 
-def test_the_report_is_self_contained(browser, tmp_path):
+def test_the_report_is_self_contained(browser, tmp_path, capsys):
     for method in ("fedavg", "distreal"):
         for seed in (0, 1):
             folder = tmp_path / "runs" / f"method={method},seed={seed}"
             write_run(folder, 4, seed=seed, method={"type": method})
-    process = start_pliant(
-        "report", tmp_path / "runs", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    path = process.communicate(timeout=LIMIT)[0].strip()
-    assert process.returncode == 0
+    assert main(["report", str(tmp_path / "runs")]) == 0
+    path = capsys.readouterr().out.strip()
     page = browser.open(f"file://{path}")
     page.until("document.readyState === 'complete' && document.images.length > 4")
     assert page.run("[...document.images].every(i => i.naturalWidth > 0 && i.alt.length > 40)")

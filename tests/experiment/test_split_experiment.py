@@ -16,7 +16,8 @@ TOML = """
 rounds = 2
 per_round = 3
 [network]
-name = "lenet_small"
+name = "digits_cnn"
+options = { hidden = 16 }
 [data]
 name = "digits"
 proxy = 7800
@@ -27,8 +28,8 @@ late = "wait"
 [evaluation]
 every = 2
 [matrix.method]
-split = { type = "split", local = { batch = 64 } }
-adasplit = { type = "adasplit", kappa = 0.5, local = { batch = 64 } }
+split = { type = "split", cut = "features.2", local = { batch = 64 } }
+adasplit = { type = "adasplit", cut = "features.2", kappa = 0.5, local = { batch = 64 } }
 fedavg = { type = "fedavg", local = { batch = 64 } }
 """
 
