@@ -53,7 +53,7 @@ def check_records(records, experiment):
 
 
 def test_a_process_that_sends_every_kind_of_bad_reply_changes_nothing(tmp_path):
-    experiment = make_experiment(rounds=len(BAD_REPLIES))
+    experiment = make_experiment(rounds=len(BAD_REPLIES), data={"proxy": 7950})
     path = str(tmp_path / "socket")
     setup = DeviceSetup(1, str(tmp_path / "bad"), Limits(), socket=path, idle_seconds=LIMIT)
     with subprocess.Popen(make_command(PROGRAM, setup), cwd=ROOT) as process:
