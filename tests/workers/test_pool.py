@@ -21,6 +21,8 @@ from pliant.workers import process_backend
 from pliant.workers.pool import InlineWorkers, ProcessWorkers, RayWorkers, WorkerLost, open_pool
 from pliant.workers.shared_memory import choose_memory_folder
 
+pytestmark = pytest.mark.waits
+
 JOBS = [Train(device, steps=1 + device % 3) for device in range(6)]
 PARAMS = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(4)}
 
