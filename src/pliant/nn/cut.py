@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from pliant.nn.compiler.fast_meta import FastMetaMode, MacCounter
 from pliant.nn.compiler.preserve import preserve
-from pliant.nn.compiler.refusals import copy_module
+from pliant.nn.compiler.refusals import copy_to_meta
 from pliant.nn.compiler.trace import BATCH, trace
 
 
@@ -182,7 +182,7 @@ def _remove_unused_attributes(graph: fx.Graph) -> fx.Graph:
 
 def _accumulate_macs(net: nn.Module, graph: fx.Graph) -> list[int]:
     """Return the MACs per sample done after each node."""
-    meta_net = copy_module(net).to("meta").eval()
+    meta_net = copy_to_meta(net).eval()
     macs: list[int] = []
     inputs = [node.meta["value"] for node in graph.nodes if node.op == "placeholder"]
     samples = [value.new_empty((1, *value.shape[1:])) for value in inputs]

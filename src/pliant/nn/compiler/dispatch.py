@@ -17,7 +17,7 @@ from pliant.nn.compiler import rules_shapes as shapes
 from pliant.nn.compiler.builder import Builder
 from pliant.nn.compiler.channels import ChannelSpan
 from pliant.nn.compiler.program import BoundProgram, Env, LayerCost, replace_nodes, resolve_slots
-from pliant.nn.compiler.refusals import copy_module, has_hooks
+from pliant.nn.compiler.refusals import copy_module, copy_to_meta, has_hooks
 from pliant.nn.compiler.rules_layers import CONVOLUTIONS, NORM_RULES, Layer, Norm
 from pliant.nn.compiler.trace import BATCH, find_callable
 
@@ -287,7 +287,7 @@ def _measure_macs(builder: Builder, node: fx.Node) -> int:
     if not any(isinstance(source.meta["value"], Tensor) for source in node.all_input_nodes):
         return 0  # a tensor factory
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["value"])
-    call = find_callable(node, lambda path: copy_module(builder.modules[path]).to("meta"))
+    call = find_callable(node, lambda path: copy_to_meta(builder.modules[path]))
     # torch does not count its fused attention on CPUs
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
         call(*args, **kwargs)

@@ -101,12 +101,22 @@ def explain_wrong_shape(path: str, module: nn.Module, shape: tuple[int, ...], ba
     )
 
 
-def copy_module(net: nn.Module) -> nn.Module:
+def copy_module(net: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """Copy a module, even if a forward pass has left computed tensors in its attributes."""
-    memo = {
+    memo = (memo or {}) | {
         id(value): value.detach().clone()
         for module in net.modules()
         for value in vars(module).values()
         if isinstance(value, Tensor) and not value.is_leaf
     }
     return copy.deepcopy(net, memo)
+
+
+def copy_to_meta(net: nn.Module) -> nn.Module:
+    """Copy a module to the meta device without copying its data."""
+    memo: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        for parameter in net.parameters()
+    }
+    memo |= {id(buffer): buffer.detach().to("meta") for buffer in net.buffers()}
+    return copy_module(net, memo)

@@ -58,7 +58,7 @@ class ShapedTracer(fx.Tracer):
         self._autowrap_search.append(torch)
         self.input_device = inputs[0].device
         self._inputs = inputs
-        self._meta_net = refusals.copy_module(net).to("meta")
+        self._meta_net = refusals.copy_to_meta(net)
         for module in self._meta_net.modules():
             # a cumulative average reads the batch count, which meta tensors lack
             if isinstance(module, _BatchNorm) and module.momentum is None:
