@@ -11,17 +11,19 @@ from pliant.compression import TopK
 from pliant.data import LogNormalSizes
 from pliant.data.federated import TrainTestData
 from pliant.devices import ChangingTrace, Fleet
+from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import TaskRecord
 from pliant.engine.local_work import WorkerContext
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import load_run_state, read_records
 from pliant.engine.simulate import simulate
-from pliant.methods import FedAvg, Scaffold
+from pliant.methods import FedAvg, HeteroFl, Scaffold
 from pliant.methods.aggregation import open_stream
 from pliant.methods.base import LocalTraining, Update, train_locally
 from pliant.methods.robust import Median
 from pliant.methods.server_optimisers import ServerExtrapolation
+from pliant.nn.elastic import Elastic
 from pliant.params import get_params
 from pliant.workers.pool import ProcessWorkers
 
@@ -169,3 +171,23 @@ def test_a_stream_keeps_no_tensors():
     [seen] = stream.seen
     assert (seen.delta, seen.extra, seen.residual, seen.device_state) == ({}, {}, {}, None)
     assert seen.samples == update.samples
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_packed_network_is_taken_out_once_per_task(masked, monkeypatch):
+    counts = Counter()
+    take = Elastic.take
+
+    def count_takes(self, params, subnet):
+        counts["takes"] += 1
+        return take(self, params, subnet)
+
+    monkeypatch.setattr(Elastic, "take", count_takes)
+    evaluation = Evaluation(every=9)  # at the end only
+    for rounds in (1, 3):
+        settings = msgspec.structs.replace(SETTINGS, rounds=rounds, evaluation=evaluation)
+        before = counts["takes"]
+        run(HeteroFl(LOCAL, masked=masked), settings)
+        counts[rounds] = counts["takes"] - before
+    # in the worker: out of the network that is sent, and out of the trained one
+    assert counts[3] - counts[1] <= 2 * 2 * DEVICES + masked  # and one more for a new size

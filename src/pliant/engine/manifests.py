@@ -1,11 +1,19 @@
 """Manifests: what the server expects back for each task."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from pliant.engine.local_work import Job, WorkerContext, make_task
+from pliant.engine.local_work import EXTRA_PREFIX, Job, WorkerContext, make_task
 from pliant.methods.base import Task, Update
 from pliant.methods.state import init_device_state
-from pliant.methods.validation import TensorSpecs, UpdateManifest, make_specs, select_variances
+from pliant.methods.validation import (
+    TensorSpec,
+    TensorSpecs,
+    UpdateManifest,
+    make_specs,
+    select_variances,
+)
+from pliant.nn.subnet import Subnet
 from pliant.params import Params
 
 
@@ -13,12 +21,15 @@ class ManifestBuilder:
     """Builds the manifests of a run's tasks.
 
     Which tensors an update holds besides the delta depends on the method. Training on zero
-    mini-batches shows them: once per run, or for each subnet if their shapes depend on it.
+    mini-batches shows them: once per run, or once per size of subnet if there are any. No subnet is
+    taken out of the network for a manifest.
     """
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._example_update: Update | None = None
+        self._examples: dict[
+            tuple[TensorSpec, ...] | None, Update
+        ] = {}  # without deltas, by size of subnet
         self._full_specs: TensorSpecs | None = None  # its shapes never change
 
     def build(
@@ -28,35 +39,48 @@ class ManifestBuilder:
 
         `batch_sizes` are the samples of its mini-batches, `max_macs` the most that each may cost.
         """
-        task = make_task(self._context, shared, job)
-        example = self._get_example_update(task)
+        net = self._context.net
+        params = {n: tensor for n, tensor in shared.items() if not n.startswith(EXTRA_PREFIX)}
+        subnet = self._context.subnet_to_send(job.rows[0], job.key)
+        specs = self._make_sent_specs(params, subnet)
+        example = self._get_example_update(shared, job, subnet, specs)
+        variances = select_variances(params)
         return UpdateManifest(
             job.key.device,
             tuple(batch_sizes),
             tuple(max_macs),
-            self._get_sent_specs(task),
+            specs,
             make_specs(example.extra),
             example.device_state,
-            None if example.subnet is None else task.subnet,
-            select_variances(task.params),
-            task.num_samples if example.num_samples else 0,
-            self._context.net,
+            None if example.subnet is None else subnet,
+            net.take(variances, subnet) if subnet is not None and variances else variances,
+            job.num_samples if example.num_samples else 0,
+            net,
         )
 
-    def _get_sent_specs(self, task: Task) -> TensorSpecs:
-        if task.subnet is not None:
-            return make_specs(task.params)
+    def _make_sent_specs(self, params: Params, subnet: Subnet | None) -> TensorSpecs:
         if self._full_specs is None:
-            self._full_specs = make_specs(task.params)
-        return self._full_specs
+            self._full_specs = make_specs(params)
+        if subnet is None:
+            return self._full_specs
+        shapes = self._context.net.compute_shapes(subnet)
+        return {
+            name: TensorSpec(shapes.get(name, spec.shape), spec.dtype)
+            for name, spec in self._full_specs.items()
+        }
 
-    def _get_example_update(self, task: Task) -> Update:
-        example = self._example_update
-        has_more = example is not None and (example.extra or example.device_state is not None)
-        if example is None or (task.subnet is not None and has_more):
-            example = self._example_update = self._context.train(task, ())
+    def _get_example_update(
+        self, shared: Params, job: Job, subnet: Subnet | None, specs: TensorSpecs
+    ) -> Update:
+        examples = self._examples.values()
+        has_more = any(example.extra or example.device_state is not None for example in examples)
+        size = None if subnet is None else tuple(specs.values()) if has_more else ()
+        if size not in self._examples:
+            task = make_task(self._context, shared, job)
+            example = self._context.train(task, ())
             self._check_device_state(task, example)
-        return example
+            self._examples[size] = replace(example, delta={})
+        return self._examples[size]
 
     def _check_device_state(self, task: Task, example: Update) -> None:
         """Refuse a state that was not declared: it could not be resumed."""

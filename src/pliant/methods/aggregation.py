@@ -185,15 +185,15 @@ def apply_scaled_delta(net: Elastic, params: Params, delta: Params, lr: float) -
 def _unpack_delta(net: Elastic, params: Params, update: Update) -> Params:
     if update.subnet is None:
         return update.delta
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
-    return net.put(zeros, update.delta, update.subnet)
+    return net.expand(params, update.delta, update.subnet)
 
 
 def cover_sent(net: Elastic, params: Params, update: Update) -> Params:
     """Cover every coordinate that the device was sent."""
     if update.subnet is None:
         return {name: torch.ones_like(tensor) for name, tensor in params.items()}
-    return net.embed(params, update.delta, update.subnet)[1]
+    ones = {name: torch.ones_like(tensor) for name, tensor in update.delta.items()}
+    return net.expand(params, ones, update.subnet)
 
 
 def cover_step_share(net: Elastic, params: Params, update: Update) -> Params:

@@ -7,7 +7,6 @@ from itertools import groupby
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor
@@ -401,5 +400,5 @@ def make_cross_entropy(labels: Tensor) -> LossFn:
 def unpack_params(net: Elastic, packed: Params, subnet: Subnet) -> Params:
     """Expand a packed subnet to full size, with zeros elsewhere."""
     named = (*net.module.named_parameters(), *net.module.named_buffers())
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in named if name in packed}
-    return net.put(zeros, packed, subnet)
+    params = {name: tensor.detach() for name, tensor in named if name in packed}
+    return net.expand(params, packed, subnet)

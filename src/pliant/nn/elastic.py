@@ -249,15 +249,12 @@ class Elastic:
 
     def count_entries(self, subnet: Subnet) -> dict[str, int]:
         """Return the number of entries in each of a subnet's parameters and buffers."""
+        return {name: prod(shape) for name, shape in self.compute_shapes(subnet).items()}
+
+    def compute_shapes(self, subnet: Subnet) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a subnet's parameters and buffers."""
         self.check_subnet(subnet)
-        kept, counts = SubnetCounts(subnet), {}
-        for name, shape in self.program.param_shapes.items():
-            sizes = list(shape)
-            for dim, spans in enumerate(self.program.slicings.get(name, ())):
-                if spans is not None:
-                    sizes[dim] = kept.count(spans)
-            counts[name] = prod(sizes)
-        return counts
+        return slicing.compute_shapes(self.program, subnet)
 
     def _make_counts(
         self, rates_or_subnet: Rates | Subnet, sampling: Sampling = "bernoulli"
@@ -286,6 +283,12 @@ class Elastic:
     def put(self, params: Tensors, subnet_params: Tensors, subnet: Subnet | BoundProgram) -> Params:
         """Return full-size parameters with the subnet's entries overwritten."""
         return slicing.put(params, subnet_params, self._bind_like(subnet, params).slices)
+
+    def expand(
+        self, params: Tensors, subnet_params: Tensors, subnet: Subnet | BoundProgram
+    ) -> Params:
+        """Return a subnet's entries at the full size of `params`, padded with zeros."""
+        return slicing.expand(params, subnet_params, self._bind_like(subnet, params).slices)
 
     def embed(
         self, params: Tensors, subnet_params: Tensors, subnet: Subnet | BoundProgram

@@ -5,8 +5,22 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pliant.nn.compiler.program import Slice
+from pliant.nn.compiler.program import CompactProgram, Slice
+from pliant.nn.cost import SubnetCounts
+from pliant.nn.subnet import Subnet
 from pliant.params import Params
+
+
+def compute_shapes(program: CompactProgram, subnet: Subnet) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a subnet's parameters and buffers."""
+    kept, shapes = SubnetCounts(subnet), {}
+    for name, shape in program.param_shapes.items():
+        sizes = list(shape)
+        for dim, spans in enumerate(program.slicings.get(name, ())):
+            if spans is not None:
+                sizes[dim] = kept.count(spans)
+        shapes[name] = tuple(sizes)
+    return shapes
 
 
 def take(params: Mapping[str, Tensor], slices: Mapping[str, Slice]) -> Params:
@@ -42,10 +56,19 @@ def put(
     return full_params
 
 
+def expand(
+    params: Mapping[str, Tensor], subnet_params: Mapping[str, Tensor], slices: Mapping[str, Slice]
+) -> Params:
+    """Return the subnet's entries at the full size of `params`, padded with zeros."""
+    full_params = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+    for name, tensor in subnet_params.items():
+        _overwrite_rows(full_params[name], slices.get(name), tensor)
+    return full_params
+
+
 def embed(
     params: Mapping[str, Tensor], subnet_params: Mapping[str, Tensor], slices: Mapping[str, Slice]
 ) -> tuple[Params, Params]:
     """Return the subnet's entries at full size, padded with zeros, and a mask of ones."""
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
     ones = {name: torch.ones_like(tensor) for name, tensor in subnet_params.items()}
-    return put(zeros, subnet_params, slices), put(zeros, ones, slices)
+    return expand(params, subnet_params, slices), expand(params, ones, slices)
