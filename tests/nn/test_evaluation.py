@@ -39,3 +39,10 @@ def test_the_mode_is_restored_after_an_error():
 def test_slices_cover_all_rows():
     assert list(make_slices(5, 2)) == [slice(0, 2), slice(2, 4), slice(4, 5)]
     assert list(make_slices(0, 2)) == []
+
+
+def test_a_frozen_layer_stays_in_evaluation_mode():
+    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(2), nn.Dropout())
+    net[1].eval()
+    evaluate_batches(net, {}, [(torch.eye(2).view(2, 1, 1, 2), torch.tensor([0, 1]))], classes=2)
+    assert [module.training for module in net.modules()] == [True, True, False, True]

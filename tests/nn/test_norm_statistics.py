@@ -187,3 +187,16 @@ def test_equal_batches_give_torchs_plain_average_to_the_bit() -> None:
     for name, tensor in reference.state_dict().items():
         if "running" in name:
             assert torch.equal(prepared[name], tensor), name
+
+
+def test_a_frozen_norm_keeps_its_statistics() -> None:
+    net = make_network()
+    net[1].eval()
+    params = get_params(net)
+    batch = torch.randn(8, 3, 8, 8)
+    prepared = prepare_norm_statistics(net, params, ReestimatedStats(), lambda *_: [batch])
+    assert torch.equal(prepared["1.running_var"], params["1.running_var"])
+    assert not torch.equal(prepared["4.running_var"], params["4.running_var"])
+    net.eval()  # a network in evaluation mode as a whole is not frozen
+    prepared = prepare_norm_statistics(net, params, ReestimatedStats(), lambda *_: [batch])
+    assert not torch.equal(prepared["1.running_var"], params["1.running_var"])
