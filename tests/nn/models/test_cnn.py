@@ -2,7 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from pliant.nn.models.cnn import digits_cnn, digits_cnn_bn, femnist_cnn, femnist_cnn_small
+from pliant.nn.models.cnn import (
+    cifar_cnn,
+    digits_cnn,
+    digits_cnn_bn,
+    femnist_cnn,
+    femnist_cnn_small,
+)
 
 
 def test_the_femnist_network_has_the_macs_of_the_paper(macs):
@@ -42,3 +48,19 @@ def test_too_small_an_image_is_refused():
 def test_no_filters_are_refused():
     with pytest.raises(ValueError, match=r"expected `filters\[1\]` above 0, got 0"):
         femnist_cnn(filters=(32, 0))
+
+
+def test_the_cifar_network_costs_nine_million_macs(macs):
+    # 32² · 27 · 32, 16² · 288 · 64, 8² · 576 · 64, 4² · 576 · 128; 128 · 10
+    convolutions = 884_736 + 4_718_592 + 2_359_296 + 1_179_648
+    assert macs(cifar_cnn(), 3, 32, 32) == {"conv": convolutions, "linear": 1_280}
+
+
+def test_the_cifar_network_takes_images_of_any_size_from_8():
+    for side in (8, 13, 32):
+        assert cifar_cnn(classes=5)(torch.zeros(2, 3, side, side)).shape == (2, 5)
+
+
+def test_a_cifar_network_without_filters_is_refused():
+    with pytest.raises(ValueError, match=r"cifar_cnn: expected `filters\[1\]` above 0, got 0"):
+        cifar_cnn(filters=(8, 0))

@@ -10,7 +10,13 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from pliant.nn.models.cnn import digits_cnn, digits_cnn_bn, femnist_cnn, femnist_cnn_small
+from pliant.nn.models.cnn import (
+    cifar_cnn,
+    digits_cnn,
+    digits_cnn_bn,
+    femnist_cnn,
+    femnist_cnn_small,
+)
 from pliant.nn.models.densenet import densenet19, densenet40, densenet100, densenet_bc
 from pliant.nn.models.lenet import lenet, lenet_small
 from pliant.nn.models.mobilenet import mobilenet_v2
@@ -19,8 +25,8 @@ from pliant.nn.models.vgg import vgg11
 
 __all__ = [  # noqa: RUF022 - in the order in which they are listed to users
     "digits_cnn", "digits_cnn_bn", "femnist_cnn", "femnist_cnn_small", "lenet", "lenet_small",
-    "densenet_bc", "densenet19", "densenet40", "densenet100", "resnet20", "resnet18",
-    "mobilenet_v2", "vgg11",
+    "cifar_cnn", "densenet_bc", "densenet19", "densenet40", "densenet100", "resnet20",
+    "resnet18", "mobilenet_v2", "vgg11",
 ]  # fmt: skip
 # every function takes the keywords `classes` and `channels`
 MODELS: Mapping[str, Callable[..., nn.Module]] = {name: globals()[name] for name in __all__}

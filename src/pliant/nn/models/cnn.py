@@ -1,13 +1,15 @@
-"""Networks of two convolutions and two linear layers for 28x28 characters.
+"""Small convolutional networks, for 28x28 characters and for 32x32 images.
 
 The FEMNIST network has the kernels and filters of Caldas et al., LEAF: A Benchmark for Federated
 Settings, 2018. It has no padding and 256 hidden units, to match the 4.0 M MACs of Rapp et al.,
 DISTREAL: Distributed Resource-Aware Learning in Heterogeneous Systems, AAAI 2022.
 """
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 
-from pliant.nn.models.initialisation import check_positive
+from pliant.nn.models.initialisation import PooledClassifier, check_positive
 
 Pair = tuple[int, int]
 
@@ -85,3 +87,19 @@ def digits_cnn_bn(
 ) -> ConvNet:
     """Build the digits network with batch norm after each convolution."""
     return ConvNet(classes, filters, hidden, channels=channels, side=side, norm=True)
+
+
+def cifar_cnn(
+    classes: int = 10, *, filters: tuple[int, ...] = (32, 64, 64, 128), channels: int = 3
+) -> PooledClassifier:
+    """Build four 3x3 convolutions with batch norm for 32x32 images: 9.1 M MACs.
+
+    All but the last are pooled, so images are at least 8x8. Weights are those of PyTorch's layers.
+    """
+    check_positive("cifar_cnn", {"classes": classes, "channels": channels})
+    check_positive("cifar_cnn", {f"filters[{index}]": count for index, count in enumerate(filters)})
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise((channels, *filters)):
+        conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        layers += [conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+    return PooledClassifier(layers[:-1], filters[-1], classes, he_weights=False)

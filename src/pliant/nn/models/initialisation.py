@@ -28,12 +28,15 @@ def init_he_weights(net: nn.Module) -> None:
 class PooledClassifier(nn.Module):
     """Classify images by their features, averaged over all pixels."""
 
-    def __init__(self, features: list[nn.Module], width: int, classes: int) -> None:
+    def __init__(
+        self, features: list[nn.Module], width: int, classes: int, *, he_weights: bool = True
+    ) -> None:
         super().__init__()
         self.features = nn.Sequential(*features)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(width, classes)
-        init_he_weights(self)
+        if he_weights:
+            init_he_weights(self)
 
     def forward(self, x: Tensor) -> Tensor:  # x: (batch, channel, h, w)
         logits: Tensor = self.classifier(self.pool(self.features(x)).flatten(1))
