@@ -37,8 +37,8 @@ from pliant.deploy.supervise.child_process import (
     read_log_tail,
 )
 from pliant.engine.ledger import TaskRecord, verify_records
-from pliant.engine.local_work import WorkerContext, build_context
 from pliant.engine.run_store import read_records
+from pliant.engine.worker_context import WorkerContext, build_context
 from pliant.experiment.build import build_experiment
 from pliant.experiment.config import Experiment
 from pliant.value import decode, encode

@@ -18,13 +18,14 @@ import torch
 
 import pliant as pl
 from pliant.devices import Fleet
-from pliant.engine.local_work import build_context
 from pliant.engine.round_loop import Run
 from pliant.engine.round_rules import TaskOutcome
 from pliant.engine.run_store import RunState
 from pliant.engine.simulate import schedule_round
 from pliant.engine.timetable import Timetable
-from pliant.methods.base import Method, TaskKey
+from pliant.engine.worker_context import build_context
+from pliant.methods.base import TaskKey
+from pliant.methods.verbs import Method
 from pliant.params import get_params, nbytes
 
 SAMPLES, DEVICES = 475, 200  # as on CIFAR-10 with a proxy: 15 mini-batches of 32

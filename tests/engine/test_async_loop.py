@@ -11,10 +11,11 @@ from tests.engine.small_runs import run as run_rounds_in_sync
 
 from pliant.devices import ConstantTrace, Fleet, OnOffWindows
 from pliant.engine.async_loop import AsyncDevices
-from pliant.engine.local_work import build_context, build_worker_context, run_job
+from pliant.engine.local_work import run_job
 from pliant.engine.round_loop import Run, run_rounds
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import RunState, RunStore, load_run_state, read_records
+from pliant.engine.worker_context import build_context, build_worker_context
 from pliant.methods import Scaffold
 from pliant.methods.aggregation import apply_delta, average_deltas
 from pliant.methods.base import LocalTraining

@@ -17,12 +17,12 @@ from pliant.devices import (
     RowChoice,
 )
 from pliant.engine.ledger import TaskRecord
-from pliant.engine.local_work import build_context
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules, TaskOutcome
 from pliant.engine.round_tasks import make_tasks
 from pliant.engine.run_store import read_records
 from pliant.engine.timetable import build_timetable, compute_start_status
+from pliant.engine.worker_context import build_context
 from pliant.methods import Coherent, Distreal, FedDropout, FedRolex, Fjord, HeteroFl
 from pliant.methods.base import TaskKey
 from pliant.params import get_params, nbytes

@@ -21,13 +21,13 @@ from pliant.devices import (
     RowChoice,
 )
 from pliant.engine.ledger import TaskRecord, verify_records
-from pliant.engine.local_work import build_context
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules, TaskOutcome
 from pliant.engine.round_tasks import RoundTasks, make_tasks
 from pliant.engine.run_store import read_records
 from pliant.engine.split_loop import simulate_split
 from pliant.engine.timetable import build_timetable, compute_start_status
+from pliant.engine.worker_context import build_context
 from pliant.methods import (
     Coherent,
     Distreal,

@@ -13,11 +13,11 @@ from pliant.data.federated import TrainTestData
 from pliant.devices import ChangingTrace, Fleet
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import TaskRecord
-from pliant.engine.local_work import WorkerContext
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import load_run_state, read_records
 from pliant.engine.simulate import simulate
+from pliant.engine.worker_context import WorkerContext
 from pliant.methods import FedAvg, HeteroFl, Scaffold
 from pliant.methods.aggregation import open_stream
 from pliant.methods.base import LocalTraining, Update, train_locally

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import pliant as pl
-from pliant.engine.local_work import WorkerContext
+from pliant.engine.worker_context import WorkerContext
 from pliant.experiment.build import build_network
 from pliant.experiment.config import Experiment, NetworkConfig, load_search
 from pliant.experiment.sweep import load_sweep

@@ -9,7 +9,8 @@ from torch import nn
 
 from pliant.data import Iid, load_dataset
 from pliant.engine.evaluation import Evaluation, evaluate
-from pliant.engine.local_work import Job, WorkerContext, make_example_input, run_job
+from pliant.engine.local_work import Job, run_job
+from pliant.engine.worker_context import WorkerContext, make_example_input
 from pliant.methods import FedAvg, FedProx, LocalTraining
 from pliant.methods.aggregation import apply_delta, average_deltas, weight_by
 from pliant.methods.base import ServerState, TaskKey, Update

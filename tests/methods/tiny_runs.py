@@ -8,7 +8,7 @@ by -x/2. A sample with x = 0 has no gradient.
 import torch
 from torch import nn
 
-from pliant.engine.local_work import WorkerContext
+from pliant.engine.worker_context import WorkerContext
 from pliant.methods import LocalTraining
 from pliant.methods.base import Step, Task, TaskKey
 from pliant.methods.state import init_server_state

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from pliant.data import ImageDataset, TrainTestData
 from pliant.data.partition import Iid
-from pliant.engine.local_work import build_context, build_worker_context
+from pliant.engine.worker_context import build_context, build_worker_context
 from pliant.methods import FedAvg
 from pliant.nn import self_check
 from pliant.nn.compiler.preserve import preserve, switch_to_training

@@ -28,7 +28,7 @@ class DataOverview:
 def load_data_overview(run: RunFolder) -> DataOverview | None:
     """Rebuild the data and the network of a run from its config; None if that fails."""
     from pliant.data.partition import class_counts
-    from pliant.engine.local_work import build_context
+    from pliant.engine.worker_context import build_context
     from pliant.experiment.build import build_experiment
     from pliant.experiment.config import load_run_config
     from pliant.split import AnySplit

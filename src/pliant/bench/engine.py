@@ -20,14 +20,15 @@ from pliant.data.federated import TrainTestData
 from pliant.devices import ChangingTrace, CostRows, Fleet, PerBatch
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import RoundRecord
-from pliant.engine.local_work import build_context
 from pliant.engine.round_loop import Run, RunSettings
 from pliant.engine.round_tasks import make_tasks
 from pliant.engine.run_store import RunState
 from pliant.engine.simulate import schedule_round, simulate
 from pliant.engine.timetable import build_timetable
+from pliant.engine.worker_context import build_context
 from pliant.methods import Distreal, FedAvg, FedDropout, LocalTraining
-from pliant.methods.base import Method, ServerState, Step, Task, Update
+from pliant.methods.base import ServerState, Step, Task, Update
+from pliant.methods.verbs import Method
 from pliant.nn.elastic import Elastic
 from pliant.nn.models import densenet40, digits_cnn, femnist_cnn
 from pliant.nn.optimisers import Sgd

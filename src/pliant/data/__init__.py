@@ -16,6 +16,7 @@ from pliant.data.federated import FederatedData as FederatedData
 from pliant.data.federated import TrainTestData as TrainTestData
 from pliant.data.formats.image_folder import image_folder as image_folder
 from pliant.data.images import ImageDataset as ImageDataset
+from pliant.data.images import resize as resize
 from pliant.data.mixtures import ClientData as ClientData
 from pliant.data.mixtures import Mixture as Mixture
 from pliant.data.mixtures import mixed_cifar as mixed_cifar

@@ -5,6 +5,7 @@ from hashlib import blake2b
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -122,6 +123,13 @@ class ImageDataset:
             mean = torch.tensor([value * unit for value in self.mean]).view(-1, 1, 1)
             std = torch.tensor([value * unit for value in self.std]).view(-1, 1, 1)
         return (pixels.to(torch.float32) - mean).div_(std)
+
+
+def resize(images: Tensor, side: int | None) -> Tensor:
+    """Return square images of this side, smoothed so that fine patterns do not alias."""
+    if side is None or images.shape[2:] == (side, side):
+        return images
+    return F.interpolate(images, (side, side), mode="bilinear", antialias=True)
 
 
 def compute_channel_statistics(pixels: Tensor) -> ChannelStatistics:

@@ -31,6 +31,7 @@ class TrainRequest(Struct, frozen=True):
     macs: float = 0.0  # expected of the first mini-batch, if the server chooses the row
     seconds: float = 0.0  # from the request's arrival to the reply, without the grace
     merged_round: int | None = None  # the last round in which this device's update was merged
+    last_row: int | None = None  # that the device may choose; None: any
 
 
 class TrainReply(Struct, frozen=True):

@@ -6,6 +6,8 @@ It is measured once, cached in a file, and refined in every round.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -13,10 +15,13 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
+from pliant.devices import PerBatch
 from pliant.devices.vector_rng import FloatArray
-from pliant.engine.local_work import WorkerContext
+from pliant.engine.worker_context import WorkerContext
+from pliant.methods.base import InputScale, TaskKey
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimisers import Sgd
+from pliant.nn.subnet import Subnet
 from pliant.nn.trainer import SubnetTrainer
 from pliant.params import get_params
 from pliant.rng import rng_stream
@@ -116,8 +121,11 @@ def load_or_calibrate(context: WorkerContext, device: int, folder: Path) -> Step
     if curve is None:
         share = np.resize(context.get_share(device), context.method.local.batch)  # a full one
         samples = context.data.train.select(share)
-        model = measure_step_times(context.net, samples.get_normalised(), samples.labels)
-        curve = build_curve(context.net, model)
+        inputs = samples.get_normalised(), samples.labels
+        if context.scales_inputs:
+            curve = measure_rows(context, *inputs)
+        else:
+            curve = build_curve(context.net, measure_step_times(context.net, *inputs))
         write_curve(curve, context, folder)
     return curve
 
@@ -128,7 +136,53 @@ def write_curve(curve: StepTimeCurve, context: WorkerContext, folder: Path) -> N
 
 
 def _curve_path(context: WorkerContext, folder: Path) -> Path:
-    return folder / f"curve-{context.net.fingerprint[:16]}-{context.method.local.batch}.json"
+    name = f"curve-{context.net.fingerprint[:16]}-{context.method.local.batch}"
+    if context.scales_inputs:  # the rows of a method were timed
+        rows = sha256(repr(_list_rows(context)).encode()).hexdigest()
+        name += f"-{rows[:8]}"
+    return folder / f"{name}.json"
+
+
+def _list_rows(context: WorkerContext) -> list[tuple[float, int]]:
+    """Return the shares and numbers of a few of the method's rows, from the first to the last."""
+    policy = context.budget_policy
+    shares = policy.rows.shares if isinstance(policy, PerBatch) else (1.0,)
+    numbers = np.unique(np.linspace(0, len(shares) - 1, CURVE_POINTS).round().astype(int))
+    return [(shares[number], number) for number in numbers.tolist()]
+
+
+def measure_rows(
+    context: WorkerContext, x: Tensor, y: Tensor, *, clock: Callable[[], float] = time.process_time
+) -> StepTimeCurve:
+    """Time training steps at a few of the method's rows, the scaling of their inputs included."""
+    net = context.net
+    trainer = SubnetTrainer(net, get_params(net.module), Sgd())
+    shares, seconds = [], []
+    for share, row in _list_rows(context):
+        subnet, scale = context.select_subnet(row, TaskKey(0, 0, 0), 0), context.scale_inputs(row)
+
+        def run_step(subnet: Subnet = subnet, scale: InputScale = scale) -> None:
+            inputs, labels = scale.apply(x, y)
+            trainer.switch(subnet, inputs.shape[2:])
+            trainer.step(inputs, lambda output: F.cross_entropy(output, labels), lr=0.0)
+
+        shares.append(share)
+        seconds.append(_time_step(run_step, clock))
+    return StepTimeCurve(np.array(shares), np.maximum.accumulate(np.array(seconds)))
+
+
+def _time_step(run_step: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Return the seconds of the fastest of a few steps, after one that warms up caches."""
+    run_step()
+    best, total = float("inf"), 0.0
+    for _ in range(STEPS):
+        start = clock()
+        run_step()
+        elapsed = clock() - start
+        best, total = min(best, elapsed), total + elapsed
+        if total > SECONDS_PER_RATE:
+            break
+    return best
 
 
 def measure_step_times(
@@ -144,17 +198,9 @@ def measure_step_times(
         rng = rng_stream(0, "calibration", number)
         subnet = net.draw(rate, rng, "rounded") if rate else net.full
         trainer.switch(subnet)
-        best, total = float("inf"), 0.0
-        for step in range(STEPS + 1):
-            start = clock()
-            trainer.step(x, lambda output: F.cross_entropy(output, y), lr=0.0)
-            elapsed = clock() - start
-            if step:  # the first step also warms up caches
-                best, total = min(best, elapsed), total + elapsed
-            if total > SECONDS_PER_RATE:
-                break
+        run_step = partial(trainer.step, x, lambda output: F.cross_entropy(output, y), lr=0.0)
         costs.append(count_step_work(net, subnet, len(y)))
-        seconds.append(best)
+        seconds.append(_time_step(run_step, clock))
     return fit_step_time_model(costs, seconds, len(y))
 
 

@@ -12,6 +12,7 @@ from pliant.devices.vector_rng import FloatArray, IntArray
 
 BoolArray = NDArray[np.bool_]
 Budget = Literal["as-written", "paced"]
+AnyBudget = Budget | Literal["unlimited"]
 LinkSecondsFn = Callable[[IntArray], FloatArray]  # one row per device -> seconds down and up
 
 # A row that fits exactly must not be lost to rounding. Deadlines allow for twice as much.
@@ -33,7 +34,7 @@ class DeviceStatus(NamedTuple):
     round_seconds: float
     full_macs: FloatArray  # of this mini-batch
     full_macs_left: FloatArray  # of this and all later mini-batches
-    full_macs_in_round: FloatArray
+    full_macs_in_round: FloatArray  # of one pass over the data, if the passes are open-ended
     link_seconds: FloatArray | float = 0.0  # download and upload
     link_seconds_of: LinkSecondsFn | None = None  # the same, if what is sent depends on the row
     fits: BoolArray | None = None  # (device, row or 1): rows that fit in memory; None: all do
@@ -48,6 +49,20 @@ class RowChoice(NamedTuple):
     row: IntArray
     macs: FloatArray
     is_short: BoolArray | None = None  # the budget is below the smallest row, which is run anyway
+
+    def select(self, index: IntArray | BoolArray) -> "RowChoice":
+        """Return the choices of some of the devices."""
+        is_short = None if self.is_short is None else self.is_short[index]
+        return RowChoice(self.row[index], self.macs[index], is_short)
+
+
+def check_memory(status: DeviceStatus, choice: RowChoice) -> None:
+    """Raise if a policy has chosen a row that does not fit in memory."""
+    if status.fits is not None and status.fits.shape[1] > 1:
+        wrong = np.flatnonzero(~status.fits[np.arange(len(choice.row)), choice.row])
+        if len(wrong):
+            device, row = status.devices[wrong[0]], choice.row[wrong[0]]
+            raise ValueError(f"Expected a row that fits in memory, got {row} on device {device}")
 
 
 class BudgetPolicy(Protocol):
@@ -65,13 +80,15 @@ class BudgetPolicy(Protocol):
     def choose(self, status: DeviceStatus) -> RowChoice: ...
 
 
-def compute_budget(status: DeviceStatus, kind: Budget) -> FloatArray:
+def compute_budget(status: DeviceStatus, kind: AnyBudget) -> FloatArray:
     """Return the MACs that each device may spend on its next mini-batch.
 
     `as-written` (Rapp et al., Algorithm 1): speed times this mini-batch's fixed slot of the round,
     which is shorter by the download and the upload. `paced`: speed times this mini-batch's share of
     the time left.
     """
+    if kind == "unlimited":
+        return np.full(len(status.speed), np.inf)
     if kind == "as-written":
         seconds = status.round_seconds - status.link_seconds
         return status.speed * (seconds * status.full_macs / status.full_macs_in_round)
@@ -129,17 +146,25 @@ class CostRows:
 class PerBatch:
     """Choose a row before every mini-batch from the current speed, as DISTREAL does.
 
+    No row after `last_row` is chosen. With the budget `unlimited`, all choose the last one.
+
     >>> from pliant.devices import CostRows, PerBatch
     >>> PerBatch(CostRows((0.25, 0.5, 1.0)), budget="paced").is_per_round
     False
     """
 
     rows: CostRows
-    budget: Budget = "as-written"
+    budget: AnyBudget = "as-written"
+    last_row: int | None = None
     is_per_round: ClassVar[bool] = False
 
     def choose(self, status: DeviceStatus) -> RowChoice:
-        return self.rows.choose(status, compute_budget(status, self.budget))
+        choice = self.rows.choose(status, compute_budget(status, self.budget))
+        if self.last_row is None:
+            return choice
+        row = np.minimum(choice.row, self.last_row)
+        row = self.rows.find_fitting_rows(row, status.fits)
+        return RowChoice(row, self.rows.share_array[row] * status.full_macs, choice.is_short)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from torch.nn.modules.conv import _ConvNd
 
 from pliant.data import FederatedData
 from pliant.engine.evaluation import Evaluation
-from pliant.engine.local_work import build_context, list_batch_sizes, make_example_input
-from pliant.methods.base import LocalTraining, Method
+from pliant.engine.worker_context import build_context, list_batch_sizes, make_example_input
+from pliant.methods.base import LocalTraining
+from pliant.methods.verbs import Method
 from pliant.nn.elastic import ElasticOptions
 from pliant.nn.norm_statistics import ReestimatedStats, check_proxy_size, find_norms
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from pliant.data import FederatedData
+from pliant.data import FederatedData, resize
 from pliant.nn.compiler.fast_lrn import FastLrnMode
 from pliant.nn.evaluation import EvaluationTotals, evaluate_batches, make_slices
 from pliant.nn.norm_statistics import NormStatistics, ReestimatedStats, prepare_norm_statistics
@@ -54,10 +54,17 @@ class PersonalScore(Value, frozen=True):
         return sum(accuracies) / len(accuracies) if accuracies else None
 
 
-def evaluate(net: nn.Module, params: Params, data: FederatedData, evaluation: Evaluation) -> Score:
-    """Return accuracy, loss and accuracy per class of the full network."""
+def evaluate(
+    net: nn.Module,
+    params: Params,
+    data: FederatedData,
+    evaluation: Evaluation,
+    side: int | None = None,
+) -> Score:
+    """Return accuracy, loss and accuracy per class of the full network, at an image size."""
     rows = make_slices(len(data.test), evaluation.batch)
-    totals = _evaluate_rows(net, _settle_statistics(net, params, data, evaluation), data, rows)
+    settled = _settle_statistics(net, params, data, evaluation, side)
+    totals = _evaluate_rows(net, settled, data, rows, side)
     loss = totals.loss / len(data.test)
     counts = zip(totals.correct.tolist(), totals.total.tolist(), strict=True)
     per_class = tuple(correct / total if total else 0.0 for correct, total in counts)
@@ -105,21 +112,31 @@ def evaluate_per_device(
 
 
 def _settle_statistics(
-    net: nn.Module, params: Params, data: FederatedData, evaluation: Evaluation
+    net: nn.Module,
+    params: Params,
+    data: FederatedData,
+    evaluation: Evaluation,
+    side: int | None = None,
 ) -> Params:
     """Return parameters with the norm statistics to evaluate with."""
 
     def iter_proxy_batches(samples: int, batch: int) -> Iterator[Tensor]:
         parts = make_slices(min(samples, len(data.proxy)), batch)
-        return (data.proxy.get_normalised(part) for part in parts)
+        return (resize(data.proxy.get_normalised(part), side) for part in parts)
 
     return prepare_norm_statistics(net, params, evaluation.statistics, iter_proxy_batches)
 
 
 def _evaluate_rows(
-    net: nn.Module, settled: Params, data: FederatedData, rows: Iterable[slice | Tensor]
+    net: nn.Module,
+    settled: Params,
+    data: FederatedData,
+    rows: Iterable[slice | Tensor],
+    side: int | None = None,
 ) -> EvaluationTotals:
     """Evaluate a network on batches of test images."""
-    batches = ((data.test.get_normalised(part), data.test.labels[part]) for part in rows)
+    batches = (
+        (resize(data.test.get_normalised(part), side), data.test.labels[part]) for part in rows
+    )
     with FastLrnMode():
         return evaluate_batches(net, settled, batches, data.test.classes)

@@ -83,11 +83,12 @@ class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
     joules: float
     loss: float | None = None  # mean over merged devices
     score: Score | None = None
-    trained_score: Score | None = None  # without untrained filters, if there are any
+    trained_score: Score | None = None  # without untrained filters, at `side`, if either differs
     digest: str | None = None  # of the final network
     exchange: ExchangeRecord | None = None  # of a split method
     personal: PersonalScore | None = None  # if devices have their own test images
     dispatched_at: float | None = None  # seconds at which real devices got their requests
+    side: int | None = None  # of the largest training images, if they were scaled down
 
     @property
     def accuracy(self) -> float | None:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pliant.engine.local_work import EXTRA_PREFIX, Job, WorkerContext, make_task
+from pliant.engine.local_work import EXTRA_PREFIX, Job, make_task
+from pliant.engine.worker_context import WorkerContext
 from pliant.methods.base import Task, Update
 from pliant.methods.state import init_device_state
 from pliant.methods.validation import (

@@ -10,19 +10,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
+import torch
 
 from pliant.compression import AnyCompression, Uncompressed
 from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation, evaluate, evaluate_per_device
 from pliant.engine.ledger import RoundRecord, TaskRecord, sum_tasks
-from pliant.engine.local_work import EXTRA_PREFIX, WorkerContext
+from pliant.engine.local_work import EXTRA_PREFIX
 from pliant.engine.manifests import ManifestBuilder
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.selection import Selection, extend_history
+from pliant.engine.worker_context import WorkerContext
 from pliant.methods.aggregation import CoverageState, build_trained_subnet
-from pliant.methods.base import DependsOnFleet, Update
+from pliant.methods.base import Update
 from pliant.methods.validation import ValidationPolicy
+from pliant.methods.verbs import DependsOnFleet
+from pliant.nn.growth import silence_filters
 from pliant.params import Params, digest
 from pliant.value import Count, Value
 
@@ -83,6 +87,16 @@ class Run:
         """Return the learning rate of the next round."""
         local, number = self.context.method.local, self.state.next_round - self.repeated_rounds
         return local.schedule.lr_at(local.optimiser.lr, number, self.settings.rounds)
+
+    @property
+    def progress(self) -> float:
+        """Return how much of the run is done: 0 before the first round, 1 after the last."""
+        return (self.state.next_round - self.repeated_rounds) / self.settings.rounds
+
+    @property
+    def last_row(self) -> int | None:
+        """Return the last row that devices may choose in the next round; None: any."""
+        return self.context.limit_row(self.state.server_state, self.progress)
 
     @property
     def shared_params(self) -> Params:
@@ -155,6 +169,8 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     """Merge the updates of a round, move the run to the next round, and evaluate the network."""
     number, old_params = run.state.next_round, run.state.server_state.params
     context = run.context
+    last_row = run.last_row
+    side = None if last_row is None else context.scale_inputs(last_row).side
     server_state = result.server_state
     if server_state is None:
         server_state = context.merge(run.state.server_state, result.updates)
@@ -173,8 +189,7 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
         residuals=residuals,
     )
     record = sum_tasks(number, result.closed_at, result.tasks)
-    if result.dispatched_at is not None:
-        record = msgspec.structs.replace(record, dispatched_at=result.dispatched_at)
+    record = msgspec.structs.replace(record, dispatched_at=result.dispatched_at, side=side)
     run.repeated_rounds += run.repeats_empty_rounds and not result.updates
     is_last = number + 1 == run.num_rounds
     if is_last or (number + 1) % run.settings.evaluation.every == 0:
@@ -193,7 +208,9 @@ def _add_scores(
     if not data.test_shares:
         score = evaluate(net.module, params, data, how)
         trained_params = _zero_untrained_filters(run.context, run.state.server_state)
-        trained_score = trained_params and evaluate(net.module, trained_params, data, how)
+        trained_score = None
+        if trained_params is not None or record.side is not None:
+            trained_score = evaluate(net.module, trained_params or params, data, how, record.side)
         return msgspec.structs.replace(record, score=score, trained_score=trained_score)
     local_params = {
         update.device: {name: old_params[name] + delta for name, delta in update.delta.items()}
@@ -210,5 +227,6 @@ def _zero_untrained_filters(context: WorkerContext, state: Any) -> Params | None
     subnet = build_trained_subnet(context.net, state) if is_known else None
     if subnet is None:
         return None
-    packed = context.net.take(state.params, subnet)
-    return context.net.embed(state.params, packed, subnet)[0]
+    silenced = silence_filters(context.net, state.params, subnet)
+    is_same = all(torch.equal(silenced[name], tensor) for name, tensor in state.params.items())
+    return None if is_same else silenced

@@ -24,6 +24,7 @@ class RoundTasks:
     down_bytes: FloatArray
     up_bytes: FloatArray
     fits: BoolArray | None = None  # (device, row or 1): rows that fit in memory; None: all do
+    open_passes: int = 0  # over the data; above 0, devices do as many steps of them as fit
 
     def find_fitting(self) -> IntArray | None:
         """Return which devices can train at all; None if all can."""
@@ -38,6 +39,7 @@ class RoundTasks:
             self.down_bytes[index],
             self.up_bytes[index],
             None if self.fits is None else self.fits[index],
+            self.open_passes,
         )
 
     @cached_property

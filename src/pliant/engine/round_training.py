@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from pliant.engine.local_work import Job, WorkerContext
+from pliant.engine.local_work import Job
 from pliant.engine.round_loop import Run
 from pliant.engine.timetable import Timetable
+from pliant.engine.worker_context import WorkerContext
 from pliant.methods.aggregation import MispredictedWeights, UpdateStream
-from pliant.methods.base import SelectsFilters, TaskKey, Update, count_steps
+from pliant.methods.base import TaskKey, Update, count_steps
 from pliant.methods.validation import UpdateManifest, accept_valid
+from pliant.methods.verbs import SelectsFilters
 from pliant.params import Params
 from pliant.workers.pool import Pool
 
@@ -75,7 +77,8 @@ def train_round(run: Run, pool: Pool[Job, Update], jobs: Sequence[Job]) -> Train
 def _plan_update(context: WorkerContext, job: Job) -> Update:
     """Return what is known of an update before it is trained."""
     key, steps = job.key, len(job.rows)
-    samples = sum(context.plan_work(key.device).sizes[:steps])
+    sizes = zip(job.rows, context.plan_work(key.device).sizes, strict=False)
+    samples = sum(context.scale_inputs(row).count_samples(size) for row, size in sizes)
     macs = [*accumulate(job.macs, initial=0.0)][-1]  # in the order of a device
     subnets = []
     if isinstance(context.method, SelectsFilters):  # which may weight devices by what they train

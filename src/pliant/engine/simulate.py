@@ -15,14 +15,7 @@ from pliant.devices import FULL_NETWORK, FixedChoice, Fleet, RowChoice, compute_
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.checks import check_trainable
 from pliant.engine.ledger import RoundRecord, TaskRecord
-from pliant.engine.local_work import (
-    InputFactory,
-    Job,
-    WorkerContext,
-    build_context,
-    build_worker_context,
-    run_job,
-)
+from pliant.engine.local_work import Job, run_job
 from pliant.engine.round_loop import RoundResult, Run, RunSettings, run_rounds
 from pliant.engine.round_rules import RoundRules, TaskOutcome
 from pliant.engine.round_tasks import RoundTasks
@@ -31,9 +24,16 @@ from pliant.engine.run_inputs import check_inputs, describe_inputs, describe_met
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.selection import select_devices
 from pliant.engine.timetable import Timetable, build_timetable, compute_start_status
-from pliant.methods.base import HasExtraUpload, Method, SendsSubnets, TaskKey, TaskKeys, Update
+from pliant.engine.worker_context import (
+    InputFactory,
+    WorkerContext,
+    build_context,
+    build_worker_context,
+)
+from pliant.methods.base import TaskKey, TaskKeys, Update
 from pliant.methods.error_feedback import count_update_bytes
 from pliant.methods.state import init_states
+from pliant.methods.verbs import HasExtraUpload, LimitsRows, Method, SendsSubnets
 from pliant.nn.elastic import ElasticOptions
 from pliant.params import get_params, nbytes
 from pliant.storage import run_dir
@@ -128,6 +128,8 @@ def _describe_run(
 
 def _find_rounds_dependency(method: Method) -> str | None:
     """Say why the rounds of a run depend on their number, if they do."""
+    if isinstance(method, LimitsRows):
+        return "the stages of the method are shares of it"
     kind = method.local.schedule.kind
     return None if kind == "constant" else f"method.local.schedule.kind = {kind} depends on it"
 
@@ -203,8 +205,9 @@ def schedule_round(
     update_bytes = count_update_bytes(context.net, server_state.params, settings.compression)
     returned_bytes = np.full(len(devices), float(update_bytes))
     fits = context.find_fitting_rows(run.fleet.get_costs(devices, seed=settings.seed), devices)
-    tasks = RoundTasks(devices, full_macs, param_bytes + down, returned_bytes + up, fits)
-    policy = context.budget_policy
+    passes = context.open_passes
+    tasks = RoundTasks(devices, full_macs, param_bytes + down, returned_bytes + up, fits, passes)
+    policy = context.limit_budget(run.last_row)
 
     def make_packed_tasks(rows: IntArray) -> RoundTasks:
         sent = context.count_sent_bytes(server_state.params, rows, keys)
@@ -224,10 +227,7 @@ def schedule_round(
     def compute_step_cost(active_devices: IntArray, step: int, choice: RowChoice) -> FloatArray:
         active_keys = TaskKeys(keys.seed, keys.round, active_devices)
         index = order[np.searchsorted(devices, active_devices, sorter=order)]
-        macs: FloatArray = sizes[index, step] * context.count_step_macs(
-            choice.row, active_keys, step
-        )
-        return macs
+        return context.count_batch_macs(choice.row, sizes[index, step], active_keys, step)
 
     return build_timetable(
         run.fleet,

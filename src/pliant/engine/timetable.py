@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.devices import BudgetPolicy, DeviceStatus, Fleet, PiecewiseConstant, RowChoice
-from pliant.devices.budget import ROUNDING_TOLERANCE
+from pliant.devices.budget import ROUNDING_TOLERANCE, check_memory
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.link_times import LinkTimes, compute_link_times
 from pliant.engine.round_rules import (
@@ -140,7 +140,7 @@ def _build_fitting_timetable(
         send_by = links.find_latest_start(deadline) + 2 * ROUNDING_TOLERANCE * length
         cutoff = np.minimum(send_by, dropout_times)
         log = _run_steps(policy, tasks, speeds, links, cutoff, step_cost, rules, length)
-        arrival = links.compute_arrival(log.finish_times(tasks))
+        arrival = links.compute_arrival(log.finish_times)
         is_open = np.isinf(arrival) & np.isinf(dropout_times)
         if rules.late != "wait" or not is_open.any() or deadline > _MAX_WAIT_ROUNDS * length:
             break
@@ -170,7 +170,7 @@ def _assemble_timetable(
 ) -> Timetable:
     outcomes, closed_at = closure.outcomes, closure.closed_at
     is_used = (outcomes == TaskOutcome.FINISHED) | (outcomes == TaskOutcome.PARTIAL)
-    stop_times = np.minimum(log.finish_times(tasks), cutoff)
+    stop_times = np.minimum(log.finish_times, cutoff)
     stop_times = np.where(is_used, stop_times, np.minimum(stop_times, closed_at))
     stop_times = np.maximum(stop_times, links.download_end)
     busy = stop_times - links.download_end
@@ -185,7 +185,7 @@ def _assemble_timetable(
     done_at = np.where(np.isfinite(closure.arrival), closure.arrival, stop_times)
     return Timetable(
         tasks.devices,
-        *log,
+        *log[:-1],
         outcomes,
         used_steps,
         closure.arrival,
@@ -259,17 +259,19 @@ class _StepLog(NamedTuple):
     planned: FloatArray
     macs: FloatArray
     is_short: NDArray[np.bool_]
+    num_steps: IntArray  # (device,): of its task, fewer if it stopped by itself
 
-    def finish_times(self, tasks: RoundTasks) -> FloatArray:
-        steps = np.count_nonzero(tasks.full_macs, axis=1)
-        finish: FloatArray = self.end[np.arange(len(steps)), steps - 1]
+    @property
+    def finish_times(self) -> FloatArray:
+        finish: FloatArray = self.end[np.arange(len(self.num_steps)), self.num_steps - 1]
         return finish
 
 
 def _compute_speeds(
     fleet: Fleet, tasks: RoundTasks, seed: int, start: float, seconds: float
 ) -> PiecewiseConstant:
-    full_speed = fleet.macs_per_second or tasks.full_macs.sum(axis=1) / fleet.round_seconds
+    one_pass = tasks.full_macs.sum(axis=1) / max(1, tasks.open_passes)
+    full_speed = fleet.macs_per_second or one_pass / fleet.round_seconds
     return fleet.compute_speeds(tasks.devices, start, seconds, seed=seed).scale(full_speed)
 
 
@@ -301,7 +303,7 @@ def _build_status(
         round_seconds,
         tasks.full_macs[active, step],
         tasks.full_macs_left[active, step],
-        tasks.full_macs_left[active, 0],
+        tasks.full_macs_left[active, 0] / max(1, tasks.open_passes),
         links.download_end[active] + upload_seconds,
         fits=None if tasks.fits is None else tasks.fits[active],
     )
@@ -327,7 +329,9 @@ def _run_steps(
         np.zeros(shape),
         np.zeros(shape),
         np.zeros(shape, np.bool_),
+        np.count_nonzero(tasks.full_macs, axis=1),
     )
+    may_stop = tasks.open_passes > 0 and rules.late == "discard"
     if rules.cost == "expected":
         step_cost = None
     active, now = np.arange(shape[0]), links.download_end
@@ -347,7 +351,13 @@ def _run_steps(
             speed = speeds.speed(np.zeros_like(now) if policy.is_per_round else now)
             status = _build_status(tasks, known_links, active, step, ready, speed, round_seconds)
             choice = policy.choose(status)
-            _check_memory(status, choice)
+            check_memory(status, choice)
+            if may_stop and step:  # what would be late is not begun
+                seconds = choice.macs / speed
+                fits = seconds <= status.time_left + ROUNDING_TOLERANCE * round_seconds
+                log.num_steps[active[~fits]] = step
+                active, now, speeds = active[fits], now[fits], speeds.select(np.flatnonzero(fits))
+                choice = choice.select(fits)
         macs = choice.macs if step_cost is None else step_cost(tasks.devices[active], step, choice)
         is_held = rules.changes == "batch"
         end = speeds.finish_time_held(now, macs) if is_held else speeds.finish_time(now, macs)
@@ -360,15 +370,6 @@ def _run_steps(
             log.is_short[active, step] = choice.is_short
         now = end
     return log
-
-
-def _check_memory(status: DeviceStatus, choice: RowChoice) -> None:
-    """Raise if a policy has chosen a row that does not fit in memory."""
-    if status.fits is not None and status.fits.shape[1] > 1:
-        wrong = np.flatnonzero(~status.fits[np.arange(len(choice.row)), choice.row])
-        if len(wrong):
-            device, row = status.devices[wrong[0]], choice.row[wrong[0]]
-            raise ValueError(f"Expected a row that fits in memory, got {row} on device {device}")
 
 
 def _sum_first(values: FloatArray, counts: IntArray) -> FloatArray:

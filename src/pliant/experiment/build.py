@@ -13,9 +13,9 @@ from pliant.data import AnyPartition, FederatedData, Iid, ImageDataset, TrainTes
 from pliant.data.mixtures import MIXTURES, join_clients
 from pliant.engine.checks import check_trainable
 from pliant.engine.ledger import RoundRecord
-from pliant.engine.local_work import WorkerContext, build_context
 from pliant.engine.simulate import simulate
 from pliant.engine.split_loop import check_split_rules, simulate_split
+from pliant.engine.worker_context import WorkerContext, build_context
 from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, SearchRun
 from pliant.experiment.user_code import is_user_function, load_function
 from pliant.methods.state import init_states

@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from pliant.methods.base import Update
 from pliant.nn.elastic import Elastic
+from pliant.nn.growth import silence_filters
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
 
@@ -227,7 +228,10 @@ class CoverageState:
     square: Params = field(default_factory=dict)  # likewise
 
 
-def track_coverage(state: CoverageState, updates: Sequence[Update]) -> CoverageState:
+C = TypeVar("C", bound=CoverageState)
+
+
+def track_coverage(state: C, updates: Sequence[Update]) -> C:
     """Return the state with the filters that these updates trained."""
     trained = dict(state.trained_filters)
     for update in updates:
@@ -245,3 +249,11 @@ def build_trained_subnet(net: Elastic, state: CoverageState) -> Subnet | None:
     if not masks or all(mask.all() for mask in masks):
         return None
     return Subnet(net.fingerprint, masks, net.full.scales)
+
+
+def silence_untrained(net: Elastic, state: C) -> C:
+    """Return the state of a network that ignores the filters no device has trained yet."""
+    trained = build_trained_subnet(net, state)
+    if trained is None:
+        return state
+    return replace(state, params=silence_filters(net, state.params, trained))

@@ -4,15 +4,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor
 
-from pliant.data import CropFlip
-from pliant.devices import BudgetPolicy
+from pliant.data import CropFlip, resize
 from pliant.devices.vector_rng import IntArray
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimisers import Optimiser, Sgd
@@ -109,6 +108,33 @@ class Task:
     classes: tuple[int, ...] = ()  # of these samples
 
 
+MIN_SAMPLES = 4  # of a shrunken mini-batch: batch norm needs a few
+
+
+class InputScale(NamedTuple):
+    """How a step shrinks its mini-batch: the side of the images, and the share of samples.
+
+    >>> import pliant as pl
+    >>> [pl.InputScale(side=16, batch=0.5).count_samples(size) for size in (32, 5, 2)]
+    [16, 4, 2]
+    """
+
+    side: int | None = None  # pixels; None: as they are
+    batch: float = 1.0
+
+    def count_samples(self, size: int) -> int:
+        """Return how many samples of a mini-batch are used: a few, however small the share."""
+        return min(size, max(MIN_SAMPLES, math.floor(self.batch * size + 1e-9)))
+
+    def apply(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the shrunken mini-batch."""
+        count = self.count_samples(len(y))
+        return resize(x[:count], self.side), y[:count]
+
+
+AS_IS = InputScale()
+
+
 @dataclass(frozen=True)
 class Step:
     """One mini-batch and the subnet that trains on it.
@@ -124,6 +150,7 @@ class Step:
     y: Tensor
     subnet: Subnet
     macs: float  # expected, as the device reports it
+    scale: InputScale = AS_IS  # of the mini-batch, already applied
 
 
 SubnetSteps = tuple[tuple[Subnet, int], ...]  # subnets and their numbers of steps
@@ -169,129 +196,6 @@ class ServerState:
     params: Params
     momentum: Params = field(default_factory=dict)  # of a server optimiser
     square: Params = field(default_factory=dict)  # likewise
-
-
-class Method(Protocol):
-    """A federated method: its device half and its server half, as one value.
-
-    Only `local` is required. What a method leaves out is what FedAvg does: the optional verbs
-    below, each a protocol of its own, say what they replace.
-    """
-
-    @property
-    def local(self) -> LocalTraining: ...
-
-
-@runtime_checkable
-class HasBudgetPolicy(Protocol):
-    """By default every mini-batch costs as much as the full network."""
-
-    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
-        """Return the policy by which devices choose a row, and so the cost, of each mini-batch."""
-
-
-@runtime_checkable
-class SelectsSubnets(Protocol):
-    """By default every step trains the full network."""
-
-    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
-        """Return the subnet that a step at this row trains."""
-
-
-@runtime_checkable
-class SendsSubnets(Protocol):
-    """By default devices are sent the full network."""
-
-    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
-        """Return the subnet that a device is sent, or None for the full network."""
-
-
-@runtime_checkable
-class Trains(Protocol):
-    """By default devices train with `train_locally`."""
-
-    def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        """Train on a device."""
-
-
-@runtime_checkable
-class Merges(Protocol):
-    """By default the server adds the mean delta, weighted by samples."""
-
-    def merge(self, net: Elastic, state: Any, updates: Sequence[Update]) -> Any:
-        """Return the server's next state; the order of updates must not matter."""
-
-
-@runtime_checkable
-class HasServerState(Protocol):
-    """By default the server's state is a `ServerState`."""
-
-    def init_state(self, params: Params) -> Any:
-        """Return the state before the first round."""
-
-
-@runtime_checkable
-class HasDeviceState(Protocol):
-    """By default devices keep nothing between rounds."""
-
-    def init_device_state(self, params: Params) -> Any:
-        """Return what a device keeps before its first task, as a frozen dataclass."""
-
-
-@runtime_checkable
-class Broadcasts(Protocol):
-    """By default devices are sent nothing but the network."""
-
-    def broadcast(self, state: Any) -> Params:
-        """Return what devices are sent along with the network."""
-
-
-@runtime_checkable
-class HasExtraUpload(Protocol):
-    """By default devices upload their delta only."""
-
-    def extra_upload_bytes(self, net: Elastic) -> int:
-        """Return how many bytes a device uploads on top of its delta."""
-
-
-@runtime_checkable
-class HasStepCost(Protocol):
-    """By default a step costs one pass of its subnet, forward and backward."""
-
-    def macs(self, net: Elastic, row: int, key: TaskKey, step: int) -> float:
-        """Return the MACs per sample of a step, forward and backward."""
-
-
-@runtime_checkable
-class CountsFilters(Protocol):
-    """By default the engine selects the subnet of every step to find its cost."""
-
-    def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
-        """Return how many filters each site keeps in one step of several tasks: (task, site)."""
-
-
-@runtime_checkable
-class BoundsFilters(Protocol):
-    """By default any row may need the memory of the full network."""
-
-    def max_filters(self, net: Elastic) -> IntArray:
-        """Return the most filters that each site may keep in a step at each row: (row, site)."""
-
-
-@runtime_checkable
-class SelectsFilters(Protocol):
-    """By default the server knows which filters a device trains."""
-
-    def select_filters(self, net: Elastic, subnet: Subnet, extra: Params, key: TaskKey) -> Subnet:
-        """Return a subnet of the same size, selected by the `extra` that the device was sent."""
-
-
-@runtime_checkable
-class DependsOnFleet(Protocol):
-    """By default a method does not depend on the number of devices."""
-
-    def fit_fleet(self, size: int) -> Method:
-        """Return the method for a fleet of this size."""
 
 
 StepFn = Callable[[SubnetTrainer, Step], Tensor]  # trains on one mini-batch and returns its loss
@@ -386,7 +290,7 @@ def make_step(
         if make_correction is not None and not corrections:
             corrections.append(make_correction(trainer))
         correction = corrections[0] if corrections else None
-        trainer.switch(step.subnet)
+        trainer.switch(step.subnet, step.x.shape[2:])
         return trainer.step(step.x, make_loss(step.y), lr=task.lr, correction=correction)
 
     return run_step

@@ -9,7 +9,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from pliant.methods.base import HasDeviceState, HasServerState, Method, ServerState
+from pliant.methods.base import ServerState
+from pliant.methods.verbs import HasDeviceState, HasServerState, Method
 from pliant.params import Params, flatten, group_subtrees, select_subtree
 
 S = TypeVar("S")

@@ -23,7 +23,8 @@ from pliant.deploy.messages import (
 )
 from pliant.deploy.settings import Pace
 from pliant.deploy.step_times import StepTimeCurve, load_or_calibrate, write_curve
-from pliant.engine.local_work import LocalWork, WorkerContext, iter_steps
+from pliant.engine.local_work import iter_steps
+from pliant.engine.worker_context import LocalWork, WorkerContext
 from pliant.experiment.build import build_run_context
 from pliant.experiment.config import Experiment
 from pliant.experiment.user_code import is_user_function
@@ -121,7 +122,8 @@ class DeviceAgent:
         )
         pacer = self._make_pacer(loaded, request, work, arrived_at)
         update = context.train(task, iter_steps(context, key, pacer.choose))
-        is_late = experiment.rules.late == "discard" and update.steps < len(work.sizes)
+        is_short = update.steps < len(work.sizes) and not context.open_passes
+        is_late = experiment.rules.late == "discard" and is_short
         if isinstance(pacer, MeasuredPacer):
             loaded.slowdown, loaded.curve = pacer.slowdown, pacer.refine_curve()
             write_curve(loaded.curve, context, self.folder)
@@ -161,7 +163,7 @@ class DeviceAgent:
             return SimulatedPacer(loaded.context, loaded.experiment, request, work, clock)
         host = read_host()
         return MeasuredPacer(
-            loaded.context.budget_policy,
+            loaded.context.limit_budget(request.last_row),
             work,
             loaded.curve,
             seconds=request.seconds - self.encode_seconds,
@@ -170,6 +172,7 @@ class DeviceAgent:
             server_choice=None if request.row is None else (request.row, request.macs),
             slowdown=loaded.slowdown or self.limits.estimate_slowdown(host),
             is_partial=loaded.experiment.rules.late == "partial",
+            open_passes=loaded.context.open_passes,
             cpu_share=self.limits.compute_cpu_share(host),
             sleep=self.sleep,
         )

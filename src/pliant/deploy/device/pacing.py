@@ -17,10 +17,10 @@ from pliant.deploy.step_times import StepTimeCurve
 from pliant.devices import BudgetPolicy, DeviceStatus, FixedChoice, PerBatch, RowChoice
 from pliant.devices.budget import BoolArray
 from pliant.devices.vector_rng import FloatArray, IntArray
-from pliant.engine.local_work import LocalWork, WorkerContext
 from pliant.engine.round_rules import NO_ROW_FITS
 from pliant.engine.round_tasks import RoundTasks
 from pliant.engine.timetable import build_timetable, compute_start_status
+from pliant.engine.worker_context import LocalWork, WorkerContext
 from pliant.experiment.config import Experiment
 from pliant.methods.base import TaskKey
 
@@ -46,11 +46,12 @@ class MeasuredPacer:
     server_choice: tuple[int, float] | None = None
     slowdown: float = 1.0
     is_partial: bool = False
+    open_passes: int = 0  # above 0: the device stops by itself when the next step does not fit
     cpu_share: float = 1.0
     sleep: Callable[[float], None] = lambda seconds: None
 
     def __post_init__(self) -> None:
-        if isinstance(self.policy, PerBatch):
+        if isinstance(self.policy, PerBatch) and not self.open_passes:
             # divide the time left among the remaining steps: fixed slots let a device fall behind
             self.policy = replace(self.policy, budget="paced")
         self._end = self.seconds * (1 - RESERVE)
@@ -71,9 +72,11 @@ class MeasuredPacer:
         if step == len(self.work.sizes):
             return None
         row, macs = self._choose_row(step, now)
-        needed = self._estimate_seconds(step, macs) if self.is_partial else 0.0
-        if now + needed > self.seconds + self.grace:  # it could not finish in time
-            return None
+        stops = self.is_partial or self.open_passes
+        needed = self._estimate_seconds(step, macs) if stops else 0.0
+        is_lost_if_late = self.open_passes and not self.is_partial
+        if now + needed > (self._end if is_lost_if_late else self.seconds + self.grace):
+            return None  # it could not finish in time
         self.rows.append(row)
         self.macs.append(macs)
         return row, macs
@@ -93,7 +96,11 @@ class MeasuredPacer:
             return row, first_macs if step == 0 else share * full_macs
         macs_left = self.work.macs_left(step)
         time_left = max(self._end - now, 1e-9)
-        slot = time_left * full_macs / macs_left
+        one_pass = self.work.macs_left(0) / max(1, self.open_passes)
+        if self.open_passes:  # as if one pass filled the round
+            slot = self._end * full_macs / one_pass
+        else:
+            slot = time_left * full_macs / macs_left
         batch_share = self.work.sizes[step] / self.work.sizes[0]
         share = self.curve.scale(self.slowdown).share_within(slot / batch_share)
         status = DeviceStatus(
@@ -105,7 +112,7 @@ class MeasuredPacer:
             self._end,
             np.full(1, full_macs),
             np.full(1, macs_left),
-            np.full(1, self.work.macs_left(0)),
+            np.full(1, one_pass),
         )
         choice = self.policy.choose(status)
         self.short += bool(choice.is_short is not None and choice.is_short[0])
@@ -163,15 +170,17 @@ class SimulatedPacer:
         full_macs = np.array([work.sizes], np.float64) * work.full_macs
         zero = np.zeros(1)
         fits = _find_fitting_rows(context, experiment, request)
-        tasks = RoundTasks(np.array([request.device]), full_macs, zero, zero, fits)
+        devices = np.array([request.device])
+        tasks = RoundTasks(devices, full_macs, zero, zero, fits, context.open_passes)
 
         def count_macs(devices: IntArray, step: int, choice: RowChoice) -> FloatArray:
             if not len(devices):  # its time is over
                 return np.zeros(0)
-            macs = context.step_macs(int(choice.row[0]), key, step)
-            return np.full(len(devices), work.sizes[step] * macs)
+            macs = context.batch_macs(int(choice.row[0]), work.sizes[step], key, step)
+            return np.full(len(devices), macs)
 
-        policy, fleet, seed = context.budget_policy, experiment.fleet, experiment.seed
+        policy = context.limit_budget(request.last_row)
+        fleet, seed = experiment.fleet, experiment.seed
         start = request.round * fleet.round_seconds
         if request.row is not None:
             status = compute_start_status(fleet, tasks, seed=seed, start=start)

@@ -37,6 +37,7 @@ class SentRequest:
 
     key: TaskKey
     row: int | None  # if the server has chosen one
+    last_row: int | None  # that the device may choose; None: any
     extra: Params  # sent along with the network
     raw: bytes
     manifest: UpdateManifest
@@ -138,7 +139,7 @@ def _find_row_problem(run: Run, request: SentRequest, reply: TrainReply) -> str 
     policy = run.context.budget_policy
     first = last = request.row or 0
     if request.row is None and isinstance(policy, PerBatch):
-        last = len(policy.rows.shares) - 1
+        last = len(policy.rows.shares) - 1 if request.last_row is None else request.last_row
     wrong = [row for row in reply.rows if not first <= row <= last]
     return f"rows from {first} to {last}, got {wrong[0]}" if wrong else None
 
@@ -159,7 +160,7 @@ def make_task_record(
     report = reply.reply or TrainReply("late", device)
     rows, is_merged = report.rows, outcome in MERGED_OUTCOMES
     macs = sum(
-        size * run.context.step_macs(row, request.key, step)
+        run.context.batch_macs(row, size, request.key, step)
         for step, (row, size) in enumerate(zip(rows, request.manifest.batch_sizes, strict=False))
     )
     # the work took as long as the device says, and ended when the reply arrived

@@ -32,13 +32,14 @@ from pliant.deploy.step_times import StepTimeCurve, parse_curve
 from pliant.devices import DeviceStatus
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.ledger import MERGED_OUTCOMES, RoundRecord
-from pliant.engine.local_work import Job, WorkerContext, make_task
+from pliant.engine.local_work import Job, make_task
 from pliant.engine.round_loop import RoundResult, Run, run_rounds
 from pliant.engine.round_rules import TaskOutcome, close_round
 from pliant.engine.round_tasks import RoundTasks
 from pliant.engine.run_store import RunState, RunStore, read_records
 from pliant.engine.selection import select_devices
 from pliant.engine.timetable import compute_start_status
+from pliant.engine.worker_context import WorkerContext
 from pliant.experiment.config import Experiment
 from pliant.methods.base import TaskKey, Update
 from pliant.methods.state import init_server_state
@@ -186,7 +187,7 @@ class DeviceTransport:
             for message in self.messages.poll_replies():
                 self.receive(run, message)
             updates = [reply.update for reply in self.replies.values() if reply.update]
-            mergeable = [u for u in updates if rules.late == "partial" or self._is_complete(u)]
+            mergeable = [u for u in updates if rules.late == "partial" or self._is_complete(run, u)]
             if rules.closes_at_target and len(mergeable) >= run.target_updates:
                 break
             if len(self.replies) < len(self.requests):
@@ -242,6 +243,8 @@ class DeviceTransport:
         """Return for each device its encoded request and what a valid reply to it looks like."""
         context, shared, number = run.context, run.shared_params, run.state.next_round
         choices, pace = self._choose_rows(run, devices), self.settings.pace
+        last_row = run.last_row
+        max_share = context.find_max_share(last_row)
         is_waiting = run.settings.rules.late == "wait"
         seconds = self._window(run) if is_waiting else run.fleet.round_seconds
         requests = {}
@@ -251,17 +254,27 @@ class DeviceTransport:
             key = TaskKey(run.settings.seed, number, device)
             job = Job(key, (row or 0,), (macs,), run.lr, None, *context.summarise_data(device))
             full_macs = [size * work.full_macs for size in work.sizes]
-            factor = max(1.0, macs / full_macs[0])  # a policy may charge for more than one pass
+            factor = max(max_share, macs / full_macs[0])  # some charge for more than one pass
             max_macs = [factor * step_macs for step_macs in full_macs]
             manifest = run.manifests.build(shared, job, work.sizes, max_macs)
             last = run.state.device_states.get(device)
             merged = None if last is None else last.merged
             request = TrainRequest(
-                "train", self._config, device, number, run.lr, pace, row, macs, seconds, merged
+                "train",
+                self._config,
+                device,
+                number,
+                run.lr,
+                pace,
+                row,
+                macs,
+                seconds,
+                merged,
+                last_row,
             )
             task = make_task(context, shared, job)
             raw = encode_message(request, {PARAMS: task.params, EXTRA: task.extra})
-            requests[device] = SentRequest(key, row, task.extra, raw, manifest)
+            requests[device] = SentRequest(key, row, last_row, task.extra, raw, manifest)
         return requests
 
     def _choose_rows(self, run: Run, devices: list[int]) -> Mapping[int, tuple[int, float]]:
@@ -311,7 +324,8 @@ class DeviceTransport:
         steps = np.zeros(len(replies), np.int64)
         for index, reply in enumerate(replies):
             if reply.update is not None:
-                arrival[index] = reply.arrival if self._is_complete(reply.update) else np.inf
+                is_complete = self._is_complete(run, reply.update)
+                arrival[index] = reply.arrival if is_complete else np.inf
                 steps[index] = reply.update.steps
             elif reply.outcome.startswith(DROPPED):
                 dropout[index] = reply.arrival
@@ -329,5 +343,7 @@ class DeviceTransport:
             for reply, outcome in zip(replies, result.outcomes, strict=True)
         ]
 
-    def _is_complete(self, update: Update) -> bool:
-        return update.steps == len(self.requests[update.device].manifest.batch_sizes)
+    def _is_complete(self, run: Run, update: Update) -> bool:
+        """Return whether a device did all its steps, or all that it wanted to."""
+        steps = len(self.requests[update.device].manifest.batch_sizes)
+        return update.steps == steps or run.context.open_passes > 0

@@ -1,0 +1,153 @@
+"""What a federated method may define: one required field, and optional verbs."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from pliant.devices import BudgetPolicy
+from pliant.devices.vector_rng import IntArray
+from pliant.methods.base import InputScale, LocalTraining, Step, Task, TaskKey, TaskKeys, Update
+from pliant.nn.elastic import Elastic
+from pliant.nn.subnet import Subnet
+from pliant.params import Params
+
+
+class Method(Protocol):
+    """A federated method: its device half and its server half, as one value.
+
+    Only `local` is required. What a method leaves out is what FedAvg does: the optional verbs
+    below, each a protocol of its own, say what they replace.
+    """
+
+    @property
+    def local(self) -> LocalTraining: ...
+
+
+@runtime_checkable
+class HasBudgetPolicy(Protocol):
+    """By default every mini-batch costs as much as the full network."""
+
+    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
+        """Return the policy by which devices choose a row, and so the cost, of each mini-batch."""
+
+
+@runtime_checkable
+class LimitsRows(Protocol):
+    """By default devices choose among all rows in every round.
+
+    The epochs of a method that limits rows are a maximum: its devices do as many steps as fit.
+    """
+
+    def limit_row(self, net: Elastic, state: Any, progress: float) -> int:
+        """Return the last row of the next round, `progress` (0 to 1) of the way through the run."""
+
+
+@runtime_checkable
+class ScalesInputs(Protocol):
+    """By default every step trains on whole mini-batches of images as they are."""
+
+    def scale_inputs(self, net: Elastic, row: int) -> InputScale:
+        """Return how a step at this row shrinks its mini-batch."""
+
+
+@runtime_checkable
+class SelectsSubnets(Protocol):
+    """By default every step trains the full network."""
+
+    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
+        """Return the subnet that a step at this row trains."""
+
+
+@runtime_checkable
+class SendsSubnets(Protocol):
+    """By default devices are sent the full network."""
+
+    def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
+        """Return the subnet that a device is sent, or None for the full network."""
+
+
+@runtime_checkable
+class Trains(Protocol):
+    """By default devices train with `train_locally`."""
+
+    def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
+        """Train on a device."""
+
+
+@runtime_checkable
+class Merges(Protocol):
+    """By default the server adds the mean delta, weighted by samples."""
+
+    def merge(self, net: Elastic, state: Any, updates: Sequence[Update]) -> Any:
+        """Return the server's next state; the order of updates must not matter."""
+
+
+@runtime_checkable
+class HasServerState(Protocol):
+    """By default the server's state is a `ServerState`."""
+
+    def init_state(self, params: Params) -> Any:
+        """Return the state before the first round."""
+
+
+@runtime_checkable
+class HasDeviceState(Protocol):
+    """By default devices keep nothing between rounds."""
+
+    def init_device_state(self, params: Params) -> Any:
+        """Return what a device keeps before its first task, as a frozen dataclass."""
+
+
+@runtime_checkable
+class Broadcasts(Protocol):
+    """By default devices are sent nothing but the network."""
+
+    def broadcast(self, state: Any) -> Params:
+        """Return what devices are sent along with the network."""
+
+
+@runtime_checkable
+class HasExtraUpload(Protocol):
+    """By default devices upload their delta only."""
+
+    def extra_upload_bytes(self, net: Elastic) -> int:
+        """Return how many bytes a device uploads on top of its delta."""
+
+
+@runtime_checkable
+class HasStepCost(Protocol):
+    """By default a step costs one pass of its subnet, forward and backward."""
+
+    def macs(self, net: Elastic, row: int, key: TaskKey, step: int) -> float:
+        """Return the MACs per sample of a step, forward and backward."""
+
+
+@runtime_checkable
+class CountsFilters(Protocol):
+    """By default the engine selects the subnet of every step to find its cost."""
+
+    def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
+        """Return how many filters each site keeps in one step of several tasks: (task, site)."""
+
+
+@runtime_checkable
+class BoundsFilters(Protocol):
+    """By default any row may need the memory of the full network."""
+
+    def max_filters(self, net: Elastic) -> IntArray:
+        """Return the most filters that each site may keep in a step at each row: (row, site)."""
+
+
+@runtime_checkable
+class SelectsFilters(Protocol):
+    """By default the server knows which filters a device trains."""
+
+    def select_filters(self, net: Elastic, subnet: Subnet, extra: Params, key: TaskKey) -> Subnet:
+        """Return a subnet of the same size, selected by the `extra` that the device was sent."""
+
+
+@runtime_checkable
+class DependsOnFleet(Protocol):
+    """By default a method does not depend on the number of devices."""
+
+    def fit_fleet(self, size: int) -> Method:
+        """Return the method for a fleet of this size."""
