@@ -44,6 +44,7 @@ from pliant.engine.split_loop import estimate_split_cost as estimate_split_cost
 from pliant.engine.split_loop import simulate_split as simulate_split
 from pliant.methods import Coherent as Coherent
 from pliant.methods import Distreal as Distreal
+from pliant.methods import ElasticBatch as ElasticBatch
 from pliant.methods import Elfish as Elfish
 from pliant.methods import FedAvg as FedAvg
 from pliant.methods import FedDropout as FedDropout
@@ -54,15 +55,19 @@ from pliant.methods import Fjord as Fjord
 from pliant.methods import HeteroFl as HeteroFl
 from pliant.methods import LocalTraining as LocalTraining
 from pliant.methods import LrSchedule as LrSchedule
+from pliant.methods import Progressive as Progressive
 from pliant.methods import Scaffold as Scaffold
 from pliant.methods import ServerAdagrad as ServerAdagrad
 from pliant.methods import ServerAdam as ServerAdam
 from pliant.methods import ServerExtrapolation as ServerExtrapolation
 from pliant.methods import ServerSgd as ServerSgd
 from pliant.methods import ServerYogi as ServerYogi
+from pliant.methods import SmallNetwork as SmallNetwork
+from pliant.methods import Stage as Stage
 from pliant.methods.aggregation import apply_delta as apply_delta
 from pliant.methods.aggregation import average_deltas as average_deltas
 from pliant.methods.aggregation import weight_by as weight_by
+from pliant.methods.base import InputScale as InputScale
 from pliant.methods.base import ServerState as ServerState
 from pliant.methods.base import Step as Step
 from pliant.methods.base import Task as Task

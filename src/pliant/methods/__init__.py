@@ -2,9 +2,9 @@
 
 from pliant.methods.base import LocalTraining as LocalTraining
 from pliant.methods.base import LrSchedule as LrSchedule
-from pliant.methods.base import Method as Method
 from pliant.methods.coherent import Coherent as Coherent
 from pliant.methods.distreal import Distreal as Distreal
+from pliant.methods.elastic_batch import ElasticBatch as ElasticBatch
 from pliant.methods.elfish import Elfish as Elfish
 from pliant.methods.fedavg import FedAvg as FedAvg
 from pliant.methods.feddropout import FedDropout as FedDropout
@@ -13,12 +13,16 @@ from pliant.methods.fedprox import FedProx as FedProx
 from pliant.methods.fedrolex import FedRolex as FedRolex
 from pliant.methods.fjord import Fjord as Fjord
 from pliant.methods.heterofl import HeteroFl as HeteroFl
+from pliant.methods.progressive import Progressive as Progressive
+from pliant.methods.progressive import Stage as Stage
 from pliant.methods.scaffold import Scaffold as Scaffold
 from pliant.methods.server_optimisers import ServerAdagrad as ServerAdagrad
 from pliant.methods.server_optimisers import ServerAdam as ServerAdam
 from pliant.methods.server_optimisers import ServerExtrapolation as ServerExtrapolation
 from pliant.methods.server_optimisers import ServerSgd as ServerSgd
 from pliant.methods.server_optimisers import ServerYogi as ServerYogi
+from pliant.methods.small_network import SmallNetwork as SmallNetwork
+from pliant.methods.verbs import Method as Method
 
 AnyMethod = (
     FedAvg
@@ -32,4 +36,7 @@ AnyMethod = (
     | Elfish
     | Distreal
     | Coherent
+    | Progressive
+    | ElasticBatch
+    | SmallNetwork
 )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pliant.deploy.device.pacing import RESERVE, MeasuredPacer
 from pliant.deploy.step_times import StepTimeCurve, parse_curve
 from pliant.devices import FULL_NETWORK, CostRows, PerBatch
-from pliant.engine.local_work import LocalWork
+from pliant.engine.worker_context import LocalWork
 
 SHARES = tuple(np.linspace(0.1, 1.0, 19).tolist())
 # half of the filters: a quarter of the MACs, half of the time
@@ -202,3 +202,25 @@ def test_a_refined_curve_is_a_valid_curve(steps):
     shares, seconds = zip(*steps, strict=True) if steps else ((), ())
     curve = CURVE.refine(shares, np.array(seconds))
     assert parse_curve(list(zip(curve.shares, curve.seconds, strict=True))) is not None
+
+
+@pytest.mark.parametrize("is_partial", [True, False])
+def test_an_open_ended_task_fills_the_round_with_the_last_row(is_partial):
+    machine = Machine()
+    policy = PerBatch(CostRows(SHARES), "unlimited", last_row=3)  # .25 of the MACs: .05 s
+    pacer = make_pacer(
+        machine, seconds=2.01, policy=policy, batches=80, open_passes=4, is_partial=is_partial
+    )
+    assert machine.run(pacer) == pytest.approx([0.25] * (40 if is_partial else 38))
+    assert machine.now <= 2.01 * (1 if is_partial else 1 - RESERVE)
+
+
+def test_an_open_ended_task_adapts_to_the_slot_of_one_pass():
+    machine = Machine()
+    # a pass of 20 full mini-batches would take twice the round: half of the time each
+    pacer = make_pacer(
+        machine, seconds=1.0 / (1 - RESERVE), batches=80, open_passes=4, is_partial=True
+    )
+    macs = machine.run(pacer)
+    assert macs == pytest.approx([0.25] * len(macs), abs=0.03)
+    assert len(macs) >= 20

@@ -52,3 +52,20 @@ def test_a_bad_reply_is_rejected_with_a_reason(exchange, kind):
 @pytest.mark.parametrize("macs", [1e12, 1e300, float("nan"), float("inf"), -1.0, 0.0])
 def test_no_update_counts_for_more_than_one_at_full_width(exchange, macs):
     assert check(exchange, set_fields(macs=macs)).update is None
+
+
+def test_a_reply_is_bounded_by_the_stage_of_the_run(tmp_path):
+    stages = [{"until": 0.5, "width": 0.5}, {}]
+    experiment = make_experiment({"type": "progressive", "stages": stages})
+    run = make_run(experiment, make_context(experiment))
+    devices = make_devices(experiment, tmp_path)
+    transport = DeviceTransport(experiment, ServerSettings(), InProcessTransport(devices))
+    transport.prepare(run, [1])
+    request = transport.requests[1]
+    exchange = run, request, devices[1].handle_request(request.raw)
+    honest = check(exchange, lambda raw: raw)
+    assert (honest.outcome, set(honest.reply.rows)) == ("", {0})
+    rows = (1,) * len(honest.reply.rows)
+    assert "expected rows from 0 to 0, got 1" in check(exchange, set_fields(rows=rows)).outcome
+    more = 1.01 * honest.update.macs
+    assert "expected MACs above 0 and up to" in check(exchange, set_fields(macs=more)).outcome

@@ -36,6 +36,8 @@ CHANGING = {"speed": {"type": "changing", "low": 0.3, "high": 1.0, "per_round": 
         ("heterofl", HALF, "discard"),  # packed updates
         ("elfish", HALF, "discard"),  # the device chooses filters itself
         ("coherent", CHANGING, "partial"),
+        ("elastic_batch", CHANGING, "discard"),
+        ("small", HALF, "partial"),
     ],
 )
 def test_simulated_pacing_ends_with_the_simulated_weights(tmp_path, method, fleet, late):
@@ -72,6 +74,26 @@ def test_devices_compress_updates_as_the_simulation_does(tmp_path, method):
     experiment = make_experiment(method, fleet=HALF, rules=rules, rounds=3, compression=compression)
     transport = InProcessTransport(make_devices(experiment, tmp_path))
     records = serve_rounds(experiment, transport, tmp_path / "run", pace="simulated")
+    assert records[-1].digest == compute_simulated_digest(experiment)
+
+
+@pytest.mark.parametrize("late", ["partial", "discard"])
+@pytest.mark.parametrize("adapts", [True, False])
+def test_devices_follow_the_stages_of_the_simulation(tmp_path, late, adapts):
+    method = {
+        "type": "progressive",
+        "stages": [{"until": 0.5, "side": 9}, {"width": 0.6, "side": 20}],
+        "local": {"batch": 16, "epochs": 4},
+        "adapts": adapts,
+    }
+    network = {"name": "resnet20", "options": {"width": 4}}
+    rules = {"late": late, "grace": 0.0}
+    experiment = make_experiment(method, fleet=CHANGING, network=network, rules=rules)
+    transport = InProcessTransport(make_devices(experiment, tmp_path))
+    records = serve_rounds(experiment, transport, tmp_path / "run", pace="simulated")
+    tasks = select_tasks(records)
+    assert {row for task in tasks if task.round == 0 for row in task.rows} == {0}
+    assert 1 in {row for task in tasks if task.round == 1 for row in task.rows}
     assert records[-1].digest == compute_simulated_digest(experiment)
 
 

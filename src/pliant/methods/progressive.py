@@ -1,0 +1,178 @@
+"""Progressive training: start with cheap steps, end with full ones.
+
+pliant's own method. Early in training a step on small images, or with few filters, costs a fraction
+of a full one and teaches nearly as much, so a device makes several in the same time. Progressive
+resizing is known from centralised training (Tan, Le: EfficientNetV2, ICML 2021; Touvron et al.:
+Fixing the train-test resolution discrepancy, NeurIPS 2019), and growing networks from ProgFed (Wang
+et al., ICML 2022).
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from pliant.devices import BudgetPolicy, CostRows, PerBatch
+from pliant.devices.vector_rng import IntArray
+from pliant.methods.aggregation import (
+    CoverageState,
+    Updates,
+    open_stream,
+    silence_untrained,
+    track_coverage,
+)
+from pliant.methods.base import InputScale, LocalTraining, TaskKey, TaskKeys, Update
+from pliant.methods.filter_orders import Width, select_prefix
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd
+from pliant.methods.table_methods import merge_updates
+from pliant.nn.elastic import Elastic, cache_on_net
+from pliant.nn.filter_counts import count_prefix_filters
+from pliant.nn.subnet import Subnet
+from pliant.params import Params
+from pliant.value import Count, Fraction, Natural, Value
+
+log = logging.getLogger("pliant")
+
+Share = Annotated[float, Meta(gt=0.0, le=1.0)]
+
+
+class Stage(Value, frozen=True):
+    """What steps train in one part of a run.
+
+    >>> import pliant as pl
+    >>> pl.Stage(until=0.25, side=16).width
+    1.0
+    """
+
+    until: Share = 1.0  # of the run
+    side: Count | None = None  # of the images, in pixels; None: as they are
+    width: Width = 1.0  # share of the filters, the first ones of every site
+    batch: Share = 1.0  # share of the samples of a mini-batch
+
+
+@dataclass(frozen=True)
+class ProgressiveState(CoverageState):
+    """The network, the filters trained so far, and the stage reached by stalling."""
+
+    stage: int = 0
+    losses: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))  # of it
+
+
+class Progressive(Value, frozen=True, tag="progressive"):
+    """Train in stages of rising cost, each for a share of the run.
+
+    Devices make as many steps as fit into a round, up to `local.epochs` passes over their data.
+    With `adapts`, a slow device uses the cheaper steps of earlier stages. Filters of later stages
+    are silent until they join, so growing does not change what the network computes. With
+    `patience`, a stage ends early if in so many rounds the training loss fell by less than
+    `min_drop` of what it was in as many rounds before.
+
+    >>> import pliant as pl
+    >>> stages = (pl.Stage(0.3, side=16), pl.Stage(0.6, side=24), pl.Stage())
+    >>> pl.Progressive(stages=stages).local.epochs
+    4
+    """
+
+    merges_stream: ClassVar[bool] = True
+
+    stages: tuple[Stage, ...] = ()  # (): half and three quarters of the images' side, or width
+    local: LocalTraining = LocalTraining(epochs=4)
+    adapts: bool = False
+    patience: Natural = 0  # rounds; 0: stages end when their share of the run is over
+    min_drop: Fraction = 0.02
+    merging: Literal["samples", "counts"] = "samples"
+    server: AnyServerOptimiser = ServerSgd()
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        ends = [stage.until for stage in self.stages]
+        if ends and (ends[-1] != 1.0 or any(a >= b for a, b in pairwise(ends))):
+            found = ", ".join(f"{end:g}" for end in ends)
+            raise ValueError(
+                f"Expected stages with rising `until`, the last 1, got {found} - at `$.stages` of "
+                "Progressive"
+            )
+
+    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
+        rows = CostRows(_compute_shares(net, self._get_stages(net)))
+        return PerBatch(rows, "as-written" if self.adapts else "unlimited")
+
+    def limit_row(self, net: Elastic, state: ProgressiveState, progress: float) -> int:
+        stages = self._get_stages(net)
+        scheduled = sum(stage.until <= progress for stage in stages[:-1])
+        return min(max(scheduled, state.stage), len(stages) - 1)
+
+    def scale_inputs(self, net: Elastic, row: int) -> InputScale:
+        stage = self._get_stages(net)[row]
+        return InputScale(stage.side, stage.batch)
+
+    def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
+        return select_prefix(net, _make_rates(net, self._get_stages(net)[row]))
+
+    def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
+        return count_prefix_filters(net, self._list_rates(net))[rows]
+
+    def max_filters(self, net: Elastic) -> IntArray:
+        return count_prefix_filters(net, self._list_rates(net))
+
+    def init_state(self, params: Params) -> ProgressiveState:
+        return ProgressiveState(params)
+
+    def merge(self, net: Elastic, state: ProgressiveState, updates: Updates) -> ProgressiveState:
+        stream = open_stream(updates)
+        merged = merge_updates(self.server, net, state, stream, self.merging)
+        grown = silence_untrained(net, track_coverage(merged, stream.seen))
+        return self._watch_loss(grown, stream.seen) if self.patience and stream.seen else grown
+
+    def _watch_loss(self, state: ProgressiveState, updates: Sequence[Update]) -> ProgressiveState:
+        """Add the mean loss of a round; begin the next stage if it has stalled."""
+        samples = sum(update.samples for update in updates)
+        loss = sum(update.samples * update.loss for update in updates) / samples
+        losses = torch.cat([state.losses, torch.tensor([loss], dtype=torch.float64)])
+        recent, before = losses[-self.patience :], losses[-2 * self.patience : -self.patience]
+        if len(before) < self.patience or recent.mean() < (1 - self.min_drop) * before.mean():
+            return replace(state, losses=losses[-2 * self.patience :])
+        return replace(state, stage=state.stage + 1, losses=losses[:0])
+
+    def _list_rates(self, net: Elastic) -> tuple[tuple[float, ...], ...]:
+        return tuple(_make_rates(net, stage) for stage in self._get_stages(net))
+
+    def _get_stages(self, net: Elastic) -> tuple[Stage, ...]:
+        return self.stages or _make_default_stages(net)
+
+
+@cache_on_net
+def _make_default_stages(net: Elastic) -> tuple[Stage, ...]:
+    """Return stages of 1/2 and 3/4 of the images' side, or of the width if their size is fixed."""
+    sides = [max(1, round(share * min(net.program.input_shapes[0][1:]))) for share in (0.5, 0.75)]
+    try:
+        for side in sides:
+            net.at(side, side)
+    except ValueError as error:
+        log.info("progressive: grow in width, not in resolution: %s", error)
+        return Stage(0.25, width=0.5), Stage(0.5, width=0.75), Stage()
+    return Stage(0.25, side=sides[0]), Stage(0.5, side=sides[1]), Stage()
+
+
+@cache_on_net
+def _compute_shares(net: Elastic, stages: tuple[Stage, ...]) -> tuple[float, ...]:
+    """Return the cost of each stage's steps, relative to full ones."""
+    full = net.macs(net.full, training=True)
+    shares = []
+    for stage in stages:
+        stage_net = net if stage.side is None else net.at(stage.side, stage.side)
+        subnet = select_prefix(net, _make_rates(net, stage))
+        shares.append(stage.batch * stage_net.macs(subnet, training=True) / full)
+    if any(before > after for before, after in pairwise(shares)):
+        found = ", ".join(f"{share:.3g}" for share in shares)
+        raise ValueError(f"Expected stages of rising cost, got {found} of the full network's")
+    return tuple(shares)
+
+
+def _make_rates(net: Elastic, stage: Stage) -> tuple[float, ...]:
+    return (1.0 - stage.width,) * len(net.sites)
