@@ -92,13 +92,16 @@ def test_a_file_loads(path, copy_root):
 
 @pytest.mark.parametrize("path", FILES, ids=get_name)
 def test_a_file_starts_with_its_command(path):
-    verb = "search" if is_search(path) else "compare"
-    assert path.read_text().startswith(f"# pliant {verb} {get_name(path)}")
+    command = "pliant search" if is_search(path) else "pliant compare"
+    if path.stem.startswith("tune_"):
+        command = "python scripts/tune.py"
+    assert path.read_text().startswith(f"# {command} {get_name(path)}")
 
 
 SHAPES = {
     "digits": (1, 28, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100),
     "mixed_cifar": (3, 32, 10), "mixed_noniid": (3, 32, 10), "halved.py:cifar10": (3, 16, 10),
+    "validation.py:cifar10": (3, 32, 10),
 }  # fmt: skip
 
 
