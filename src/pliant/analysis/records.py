@@ -61,6 +61,7 @@ class RoundFields(msgspec.Struct):
     loss: float | None = None
     score: ScoreFields | None = None
     trained_score: ScoreFields | None = None
+    side: int | None = None
     exchange: ExchangeFields | None = None
     personal: PersonalFields | None = None
 

@@ -1,6 +1,6 @@
 """Draw the timeline of devices: when each mini-batch ran, and which tasks were lost."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pliant.analysis.records import TaskFields, read_tasks
@@ -27,9 +27,16 @@ def load_tasks(run: RunFolder, first_round: int, round_count: int) -> list[TaskF
 
 
 def draw_timeline(
-    slug: str, label: str, tasks: list[TaskFields], shares: Shares | None
+    slug: str,
+    label: str,
+    tasks: list[TaskFields],
+    shares: Shares | None,
+    sides: Mapping[int, int | None] | None = None,
 ) -> ReportFigure | None:
-    """Draw some rounds of one run; without `shares` of cost, bars are shaded by table row."""
+    """Draw some rounds of one run; without `shares` of cost, bars are shaded by table row.
+
+    `sides` are those of the training images in each round, if they were scaled down.
+    """
     all_devices = sorted({task.device for task in tasks})
     if not all_devices:
         return None
@@ -46,7 +53,9 @@ def draw_timeline(
     for number in rounds:
         start = min(task.starts[0] for task in tasks if task.round == number)
         axes.axvline(start, color="#1d2733", linewidth=0.9, linestyle=(0, (4, 3)))
-        axes.text(start, -0.75, f" round {number + 1}", fontsize=8, va="bottom")
+        side = (sides or {}).get(number)
+        size = "" if side is None else f", {side}x{side} pixels"
+        axes.text(start, -0.75, f" round {number + 1}{size}", fontsize=8, va="bottom")
     axes.set_yticks(range(len(devices)), [str(device) for device in devices], fontsize=8)
     axes.set_ylim(len(devices) - 0.4, -0.8)
     axes.set_xlabel("seconds")

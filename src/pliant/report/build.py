@@ -171,7 +171,8 @@ def _draw_timelines_and_classes(data: _ReportData) -> Iterator[ReportFigure | No
         overview = load_data_overview(group.first_run)
         shares = overview.row_shares if overview else None
         tasks = load_tasks(group.first_run, 0, TIMELINE_ROUNDS)
-        yield draw_timeline(str(index), group.label, tasks, shares)
+        sides = {record.round: record.side for record in group.first_run.rounds}
+        yield draw_timeline(str(index), group.label, tasks, shares, sides)
         if overview and overview.class_counts.tobytes() not in drawn_counts:
             drawn_counts.add(overview.class_counts.tobytes())
             label = "" if index == 0 else f": {group.label}"
