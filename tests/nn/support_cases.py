@@ -1,6 +1,6 @@
 """What networks do beyond layers, and what becomes of it: narrowed, dense or refused.
 
-`scripts/support_table.py` writes the table of docs/elastic.md from these cases.
+`scripts/support_table.py` writes docs/support.md from these cases.
 """
 
 import numpy as np
