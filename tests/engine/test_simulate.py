@@ -1,15 +1,14 @@
 import dataclasses
-from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
-import psutil
 import pytest
 import torch
 from tests.engine import small_runs
 from tests.engine.raw_records import check_totals
 from tests.engine.small_runs import FEDAVG, FLEET, LOCAL, SETTINGS, NoTraining, data, network, run
 from tests.methods.wrapped_method import WrappedMethod
+from tests.workers.worker_jobs import list_workers
 
 from pliant.data import CropFlip
 from pliant.devices import ChangingTrace, ConstantTrace, DeviceClass, Fleet, OnOffWindows
@@ -38,25 +37,18 @@ def inline_run(tmp_path_factory):
 @pytest.mark.parametrize(("count", "kills"), [(1, 0), (2, 1)])
 def test_process_workers_killed_or_not_give_what_inline_gives(inline_run, count, kills, tmp_path):
     records, folder = inline_run
-    others = set(iter_workers())
+    others = set(list_workers())
     process_records, killed = [], 0
     options = {"settings": SETTINGS, "workers": ProcessWorkers(count), "folder": tmp_path / "run"}
     for record in simulate(DISTREAL, network(), data(), FLEET, **options):
         process_records.append(record)
         if killed < kills:
-            set(iter_workers()).difference(others).pop().kill()
+            set(list_workers()).difference(others).pop().kill()
             killed += 1
     assert killed == kills
     assert process_records == records
     assert process_records[-1].digest is not None
     assert (tmp_path / "run/events.jsonl").read_bytes() == (folder / "events.jsonl").read_bytes()
-
-
-def iter_workers():
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if "spawn_main" in " ".join(child.cmdline()):
-                yield child
 
 
 def test_augmented_images_are_the_same_in_a_worker_process(inline_run):

@@ -13,7 +13,15 @@ import pytest
 import torch
 from tests.waiting import LIMIT, wait_until
 from tests.workers import worker_jobs
-from tests.workers.worker_jobs import Train, build_context, execute, no_context, run_rounds, train
+from tests.workers.worker_jobs import (
+    Train,
+    build_context,
+    execute,
+    list_workers,
+    no_context,
+    run_rounds,
+    train,
+)
 
 from pliant.value import decode, encode
 from pliant.workers import pool as pools
@@ -48,15 +56,7 @@ def check_for_leftovers(folder):
 
 def list_leftovers(folder):
     """Return the folders of pools and the number of their processes."""
-    alive = [child for child in psutil.Process().children() if "spawn_main" in _command(child)]
-    return set(folder.iterdir()), len(alive)
-
-
-def _command(process):
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+    return set(folder.iterdir()), len(list_workers())
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +131,24 @@ def test_starting_workers_restores_the_environment(monkeypatch):
         assert os.environ["OMP_NUM_THREADS"] == "5"
         assert "MKL_NUM_THREADS" not in os.environ
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_workers_have_the_environment_of_their_start(pool, monkeypatch):
+    pool.run([("echo", 1)], {})  # the process that forks has started before
+    monkeypatch.setenv("PLIANT_TEST_WORD", "later")
+    with open_pool(ProcessWorkers(count=1), no_context, execute) as later:
+        assert later.run([("environment", "PLIANT_TEST_WORD")], {}) == ["later"]
+    assert pool.run([("environment", "PLIANT_TEST_WORD")], {}) == [None]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_all_workers_are_forked_from_one_process_without_threads(pool):
+    with open_pool(ProcessWorkers(count=2), no_context, execute) as other:
+        assert other.run([("echo", 1)], {}) == [1]
+        [server] = {worker.ppid() for worker in list_workers()}
+    assert server != os.getpid()
+    assert psutil.Process(server).num_threads() == 1
+    assert "pliant.workers.preload" in " ".join(psutil.Process(server).cmdline())
 
 
 @pytest.mark.parametrize("workers", [InlineWorkers(), ProcessWorkers(count=1)])

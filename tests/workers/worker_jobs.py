@@ -3,10 +3,12 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+import psutil
 import torch
 from torch import nn
 from torch.nn import functional
@@ -74,6 +76,18 @@ def run_rounds(pool, jobs, count=2):
     return sha256(" ".join(digests).encode()).hexdigest()
 
 
+def list_workers():
+    """Return this process's workers: forked from one of its children, or spawned."""
+    workers = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            command = " ".join(process.cmdline())
+            is_forked = "forkserver" in command and process.ppid() != os.getpid()
+            if is_forked or "spawn_main" in command:
+                workers.append(process)
+    return workers
+
+
 def no_context():
     return None
 
@@ -105,6 +119,8 @@ def execute(_, shared, job):
         case "sleep":
             Path(arguments[0]).write_text(str(os.getpid()))
             time.sleep(arguments[1])
+        case "environment":
+            return os.environ.get(arguments[0])
         case "facts":
             ignores_sigint = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
             threads = os.environ.get("OMP_NUM_THREADS"), os.environ.get("MKL_NUM_THREADS")

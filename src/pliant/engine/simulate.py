@@ -38,7 +38,7 @@ from pliant.nn.elastic import ElasticOptions
 from pliant.params import get_params, nbytes
 from pliant.storage import run_dir
 from pliant.value import encode
-from pliant.workers.pool import AnyWorkers, InlineWorkers, Pool, open_pool
+from pliant.workers.pool import AnyWorkers, InlineWorkers, Pool, open_pool, preload_modules
 
 T = TypeVar("T")
 
@@ -87,13 +87,14 @@ def simulate(
     try:
         if folder is not None and not (folder / run_dir.CONFIG_FILE).exists():
             run_dir.create_run_dir(folder, _describe_run(method, net, data, fleet, settings))
-        # Inline workers share this network; others build their own while this one is traced.
-        build_own = partial(build_context, net, data, method, options)
-        own = build_own() if isinstance(workers, InlineWorkers) else None
+        preload_modules(workers, run_job.__module__)
+        context = build_context(net, data, method, options)
         make_own = make_inputs or partial(_return, (net, data))
-        setup = partial(build_worker_context, make_own, method, options)
-        with open_pool(workers, partial(_return, own) if own else setup, run_job) as pool:
-            context = own or build_own()
+        build_own = partial(build_worker_context, make_own, method, options)
+        is_inline = isinstance(workers, InlineWorkers)  # it shares this network
+        with open_pool(
+            workers, partial(_return, context) if is_inline else build_own, run_job
+        ) as pool:
             if folder is not None:
                 _check_folder(folder, context, fleet, settings)
             state = store.resume(type(server_state), type(device_state)) if store else None

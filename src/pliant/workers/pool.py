@@ -78,6 +78,14 @@ def use_one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def preload_modules(workers: AnyWorkers, *modules: str) -> None:
+    """Begin to import what the processes of a later pool need, without waiting for it."""
+    if isinstance(workers, ProcessWorkers):
+        from pliant.workers import process_backend
+
+        process_backend.preload_modules(*modules)
+
+
 @contextmanager
 def open_pool(
     workers: AnyWorkers, setup: Callable[[], W], run_job: Callable[[W, Params, J], R]

@@ -1,21 +1,22 @@
-"""Worker processes on this machine: spawned, with one torch thread, stopped with their parent."""
+"""Worker processes on this machine, with one torch thread, stopped with their parent."""
 
 import multiprocessing
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pliant.params import Params
-from pliant.workers.pool import WorkerReply
+from pliant.workers.pool import WorkerLost, WorkerReply
 from pliant.workers.serialisation import deserialise, serialise, serialise_chunks
 from pliant.workers.shared_memory import choose_memory_folder, write_shared
 from pliant.workers.worker_main import SETUP_FILE, run_worker
@@ -28,7 +29,7 @@ ONE_THREAD_ENV = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 class ProcessHandle:
     """A process and our end of its pipe."""
 
-    process: SpawnProcess
+    process: BaseProcess
     pipe: "Connection[Any, Any]"
 
 
@@ -52,13 +53,10 @@ class ProcessBackend:
         self._spare: Path | None = None  # a released file, whose memory is used again
 
     def start(self) -> ProcessHandle:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        # a daemon, so that it stops with an interpreter that never closes the pool
-        process = context.Process(target=run_worker, args=(theirs, self._folder.name), daemon=True)
+        ours, theirs = multiprocessing.Pipe()
         try:
-            with theirs, _set_child_environment():
-                process.start()
+            with theirs:
+                process = _start_process(theirs, self._folder.name)
         except BaseException:
             ours.close()
             raise
@@ -106,6 +104,36 @@ class ProcessBackend:
             self.stop(self._alive)  # after an interrupt the pool may not know all of them
         finally:
             self._folder.cleanup()
+
+
+def preload_modules(*modules: str) -> None:
+    """Start the process that workers are forked from, and let it import modules."""
+    if sys.platform == "linux":
+        from pliant.workers.fork_server import start_server
+
+        with _set_child_environment():
+            start_server(*modules)
+
+
+def _start_process(pipe: "Connection[Any, Any]", folder: str) -> BaseProcess:
+    # the environment of now: the process that forks has that of its start
+    arguments = pipe, folder, os.environ | ONE_THREAD_ENV
+    # daemons, so that they stop with an interpreter that never closes the pool
+    if sys.platform == "linux":  # elsewhere system libraries may not survive a fork
+        from pliant.workers.fork_server import ForkedWorker
+
+        preload_modules()
+        forked = ForkedWorker(target=run_worker, args=arguments, daemon=True)
+        try:
+            forked.start()
+        except (EOFError, ConnectionError) as error:
+            raise WorkerLost("the process that forks workers died while starting") from error
+        return forked
+    context = multiprocessing.get_context("spawn")
+    spawned = context.Process(target=run_worker, args=arguments, daemon=True)
+    with _set_child_environment():
+        spawned.start()
+    return spawned
 
 
 def _receive_reply(worker: ProcessHandle) -> WorkerReply:

@@ -1,5 +1,6 @@
 """The code that runs in a worker: its context and the loop that serves the parent."""
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -56,11 +57,15 @@ class JobRunner:
             return _encode_failure(error)
 
 
-def run_worker(pipe: "Connection[Any, Any]", folder: str) -> None:
+def run_worker(pipe: "Connection[Any, Any]", folder: str, environment: dict[str, str]) -> None:
     """Serve as a worker process until the parent closes the pipe or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    os.environ.clear()
+    os.environ.update(environment)
+    gc.freeze()  # what was imported before a fork stays, and its memory stays shared
+    gc.enable()
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     runner = JobRunner()
     try:
