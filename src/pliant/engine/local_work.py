@@ -11,7 +11,6 @@ from pliant.data import cycle_batches
 from pliant.engine.worker_context import WorkerContext
 from pliant.methods.base import Step, SubnetSteps, Task, TaskKey, Update, count_steps
 from pliant.methods.error_feedback import simulate_compression
-from pliant.methods.verbs import SelectsFilters
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
 
@@ -113,14 +112,14 @@ def redraw_subnets(
 
     `extra` holds the tensors sent along with the network, by which some methods choose filters.
     """
-    method, net = context.method, context.net
+    selector, net = context.filter_selector, context.net
     by_counts: dict[tuple[int, ...], Subnet] = {}
     subnets: list[Subnet] = []
     for step, row in enumerate(rows):
         subnet = context.select_subnet(row, key, step)
-        if isinstance(method, SelectsFilters):
+        if selector is not None:
             if subnet.counts not in by_counts:
-                by_counts[subnet.counts] = method.select_filters(net, subnet, extra, key)
+                by_counts[subnet.counts] = selector.select_filters(net, subnet, extra, key)
             subnet = by_counts[subnet.counts]
         subnets.append(subnet)
     return count_steps(subnets)

@@ -13,7 +13,6 @@ from pliant.engine.worker_context import WorkerContext
 from pliant.methods.aggregation import MispredictedWeights, UpdateStream
 from pliant.methods.base import TaskKey, Update, count_steps
 from pliant.methods.validation import UpdateManifest, accept_valid
-from pliant.methods.verbs import SelectsFilters
 from pliant.params import Params
 from pliant.workers.pool import Pool
 
@@ -81,7 +80,7 @@ def _plan_update(context: WorkerContext, job: Job) -> Update:
     samples = sum(context.scale_inputs(row).count_samples(size) for row, size in sizes)
     macs = [*accumulate(job.macs, initial=0.0)][-1]  # in the order of a device
     subnets = []
-    if isinstance(context.method, SelectsFilters):  # which may weight devices by what they train
+    if context.filter_selector is not None:  # which may weight devices by what they train
         subnets = [context.select_subnet(row, key, step) for step, row in enumerate(job.rows)]
     return Update(
         key.device,

@@ -38,11 +38,13 @@ from pliant.methods.verbs import (
     Broadcasts,
     CountsFilters,
     HasBudgetPolicy,
+    HasDeviceState,
     HasStepCost,
     LimitsRows,
     Merges,
     Method,
     ScalesInputs,
+    SelectsFilters,
     SelectsSubnets,
     SendsSubnets,
     Trains,
@@ -111,7 +113,7 @@ class WorkerContext:
         padded = [row + (0,) * (longest - len(row)) for row in sizes]
         return np.array(padded, np.float64).reshape(len(sizes), longest)
 
-    # What a method leaves out is what FedAvg does. What every step needs is checked once:
+    # What a method leaves out is what FedAvg does. What every step or task needs is checked once:
     # isinstance with a protocol takes longer than the rest of a step's cost.
 
     @cached_property
@@ -171,6 +173,23 @@ class WorkerContext:
     @cached_property
     def _coster(self) -> HasStepCost | None:
         return self.method if isinstance(self.method, HasStepCost) else None
+
+    @cached_property
+    def _sender(self) -> SendsSubnets | None:
+        return self.method if isinstance(self.method, SendsSubnets) else None
+
+    @cached_property
+    def _trainer(self) -> Trains | None:
+        return self.method if isinstance(self.method, Trains) else None
+
+    @cached_property
+    def _has_device_state(self) -> bool:
+        return isinstance(self.method, HasDeviceState)
+
+    @cached_property
+    def filter_selector(self) -> SelectsFilters | None:
+        """Return the method if it selects the filters of subnets by what devices are sent."""
+        return self.method if isinstance(self.method, SelectsFilters) else None
 
     @cached_property
     def memory_bounds(self) -> MemoryBounds:
@@ -251,7 +270,7 @@ class WorkerContext:
     def count_sent_bytes(self, params: Params, rows: IntArray, keys: TaskKeys) -> FloatArray:
         """Return the bytes that each device is sent: the network or a packed subnet."""
         sent = np.full(len(rows), float(nbytes(params)))
-        if not isinstance(self.method, SendsSubnets):
+        if self._sender is None:
             return sent
         costs = make_count_costs(self.net)
         for index, device in enumerate(keys.devices.tolist()):
@@ -266,18 +285,15 @@ class WorkerContext:
 
     def subnet_to_send(self, row: int, key: TaskKey) -> Subnet | None:
         """Return the subnet that a device is sent, or None for the full network."""
-        if isinstance(self.method, SendsSubnets):
-            return self.method.subnet_to_send(self.net, row, key)
-        return None
+        return None if self._sender is None else self._sender.subnet_to_send(self.net, row, key)
 
     def train(self, task: Task, steps: Iterable[Step]) -> Update:
         """Train on a device."""
-        method = self.method
-        if task.device_state is None:
-            task = replace(task, device_state=init_device_state(method, task.params))
-        if isinstance(method, Trains):
-            return method.train(self.net, task, steps)
-        return train_locally(self.net, task, steps, method.local.optimiser)
+        if task.device_state is None and self._has_device_state:
+            task = replace(task, device_state=init_device_state(self.method, task.params))
+        if self._trainer is not None:
+            return self._trainer.train(self.net, task, steps)
+        return train_locally(self.net, task, steps, self.method.local.optimiser)
 
     @property
     def merges_stream(self) -> bool:
