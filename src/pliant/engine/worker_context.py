@@ -87,6 +87,10 @@ class WorkerContext:
     def _data_summaries(self) -> dict[int, tuple[int, tuple[int, ...]]]:
         return {}
 
+    @cached_property
+    def _work(self) -> dict[int, LocalWork]:  # by number of samples
+        return {}
+
     def get_share(self, device: int) -> NDArray[np.int64]:
         """Return the indices of a device's samples."""
         return self.data.shares[device % len(self.data)]
@@ -102,9 +106,11 @@ class WorkerContext:
 
     def plan_work(self, device: int) -> LocalWork:
         """Return the mini-batches of a device's task."""
-        local = self.method.local
-        epoch = list_batch_sizes(len(self.get_share(device)), local)
-        return LocalWork(epoch * local.epochs, self.full_macs)
+        samples, local = len(self.get_share(device)), self.method.local
+        if samples not in self._work:
+            sizes = list_batch_sizes(samples, local) * local.epochs
+            self._work[samples] = LocalWork(sizes, self.full_macs)
+        return self._work[samples]
 
     def compute_batch_sizes(self, devices: IntArray) -> FloatArray:
         """Return the samples of each mini-batch, as (device, step)."""

@@ -146,13 +146,16 @@ def clip_update(update: Update, max_norm: float) -> Update:
 # because a subclass can override anything.
 
 
+_UPDATE_FIELDS = tuple(slot.name for slot in fields(Update))
+
+
 def _iter_problems(
     update: object, manifest: UpdateManifest, policy: ValidationPolicy
 ) -> Iterator[str]:
     if type(update) is not Update:
         yield f"an update, got {_describe_type(update)}"
         return
-    missing = [slot.name for slot in fields(Update) if slot.name not in vars(update)]
+    missing = [name for name in _UPDATE_FIELDS if name not in vars(update)]
     if missing:
         yield f"an update with {', '.join(missing)}, got one without"
         return
@@ -274,18 +277,23 @@ def check_tensors(group: str, tensors: object, expected: TensorSpecs) -> Iterato
         if type(name) is not str or name not in expected:
             yield f"no other {group} tensors, got {_format_name(name)}"
             continue
-        spec, label = expected[name], f"{group} {_format_name(name)}"
-        if type(tensor) is not Tensor:
-            yield f"{label} as a plain tensor, got {_describe_type(tensor)}"
-        elif tuple(tensor.shape) != spec.shape:
-            yield f"{label} of shape {spec.shape}, got {tuple(tensor.shape)}"
-        elif tensor.dtype != spec.dtype:
-            yield f"{label} of {spec.dtype}, got {tensor.dtype}"
-        elif (problem := _find_tensor_problem(tensor)) is not None:
-            yield f"{label} as a plain dense tensor in memory, got one {problem}"
+        if (problem := _find_tensor_problem(tensor, expected[name])) is not None:
+            yield f"{group} {_format_name(name)} {problem}"
 
 
-def _find_tensor_problem(tensor: Tensor) -> str | None:
+def _find_tensor_problem(tensor: object, spec: TensorSpec) -> str | None:
+    """Return what a tensor should be and is not, or None."""
+    if type(tensor) is not Tensor:
+        return f"as a plain tensor, got {_describe_type(tensor)}"
+    if tensor.shape != spec.shape:
+        return f"of shape {spec.shape}, got {tuple(tensor.shape)}"
+    if tensor.dtype != spec.dtype:
+        return f"of {spec.dtype}, got {tensor.dtype}"
+    problem = _find_memory_problem(tensor)
+    return problem and f"as a plain dense tensor in memory, got one {problem}"
+
+
+def _find_memory_problem(tensor: Tensor) -> str | None:
     """Return why a tensor is not a dense array in memory, or None."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return "that is sparse"
