@@ -48,7 +48,7 @@ DECLINED = "dropped: declined, no row fits in memory"
 METHODS = {
     "fedavg": FEDAVG,
     "fedprox": FedProx(local=LocalTraining(batch=8, optimiser=Adam())),
-    "distreal": Distreal(local=LOCAL),
+    "distreal": Distreal(local=LOCAL, choice="bernoulli"),
     "distreal, rounded": Distreal(local=LOCAL, choice="rounded"),
     "distreal, blocks": Distreal(local=LOCAL, choice="blocks", budget="paced"),
     "distreal, one order": Distreal(local=LOCAL, filters="round", adapts=False),

@@ -136,6 +136,15 @@ def test_every_method_of_a_file_fits_its_network(path, copy_root):
 
 
 @pytest.mark.parametrize("path", PAPER, ids=get_name)
+def test_a_file_of_the_paper_draws_filters_independently(path, copy_root):
+    if is_search(path):
+        assert load_search(path).search.objective.choice == "bernoulli"
+        return
+    for run in load_sweep(copy_root / path.relative_to(ROOT)):
+        assert getattr(run.experiment.method, "choice", "bernoulli") == "bernoulli"
+
+
+@pytest.mark.parametrize("path", PAPER, ids=get_name)
 def test_a_file_of_the_paper_gives_its_time_and_expected_result(path):
     text = read_header(path)
     assert re.search(r"Time: estimated.*(minute|hour|day)", text), "how the time was estimated"

@@ -27,7 +27,7 @@ def sample_subnets(net: Elastic, seed: int) -> list[Subnet]:
     rng = rng_stream(seed, "rates")
     rates = rng.uniform(0, 0.8, len(net.sites))
     return [
-        net.draw(rates, rng),
+        net.draw(rates, rng, "bernoulli"),
         net.draw(rates, rng, "rounded"),
         net.draw(rates, rng, "blocks"),
         net.select_prefix(rates),

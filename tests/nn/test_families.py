@@ -88,7 +88,11 @@ def sample_subnets(net: Elastic) -> list[Subnet]:
     rng = rng_stream(0, "families")
     rates = rng.uniform(0.2, 0.7, len(net.sites))
     orders = net.sample_orders(rng)
-    return [net.full, net.draw(rates, rng), net.select_prefix(rates, orders, rescale=True)]
+    return [
+        net.full,
+        net.draw(rates, rng, "bernoulli"),
+        net.select_prefix(rates, orders, rescale=True),
+    ]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

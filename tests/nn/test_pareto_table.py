@@ -93,7 +93,8 @@ def test_equal_rates_rise_in_cost_to_the_full_network(net):
     table = uniform_table(net)
     assert all(before < after for before, after in pairwise(table.shares))
     assert table.shares[-1] == 1.0
-    assert resolve_table(None, net) is table
+    assert resolve_table(None, net) == table
+    assert resolve_table(None, net) is resolve_table(None, net), "cached"
 
 
 def test_a_table_is_read_without_pymoo_or_matplotlib(tmp_path):

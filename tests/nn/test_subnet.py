@@ -6,10 +6,14 @@ from math import ceil, comb
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.nn import subnet as subnets
+from pliant.nn.elastic import elastic
+from pliant.nn.models import digits_cnn
+from pliant.nn.pareto_table import uniform_table
 from pliant.nn.subnet import Sampling, Subnet
 from pliant.rng import rng_stream
 
@@ -20,6 +24,18 @@ keeps = st.floats(1e-6, 1.0)
 
 def average(masks: list[np.ndarray]) -> np.ndarray:
     return np.mean(masks, axis=0)
+
+
+def test_the_default_draw_is_in_blocks_everywhere() -> None:
+    net, rng = elastic(digits_cnn(), torch.zeros(1, 1, 28, 28)), rng_stream(0, "default")
+    for _ in range(20):
+        assert all(count % 4 == 0 for count in net.draw(0.4, rng).counts)
+    rate = 0.9  # a block is more than a tenth of the filters
+    assert net.macs(rate) == net.macs(rate, sampling="blocks") > net.macs(rate, sampling="rounded")
+    activations = [net.count_activations(rate, sampling=s) for s in ("blocks", "rounded")]
+    assert net.count_activations(rate) == activations[0] > activations[1]
+    table = uniform_table(net, rows=3, highest_rate=rate)
+    assert table.shares[0] == net.macs(rate, training=True) / net.macs(0.0, training=True)
 
 
 def test_bernoulli_sampling_keeps_each_filter_equally_often() -> None:

@@ -40,7 +40,7 @@ class Distreal(Value, frozen=True, tag="distreal"):
 
     local: LocalTraining = LocalTraining()
     budget: Budget = "as-written"
-    choice: Sampling = "bernoulli"
+    choice: Sampling = "blocks"
     rates: Literal["table", "uniform"] = "table"
     filters: Literal["batch", "round"] = "batch"
     adapts: bool = True
@@ -82,4 +82,5 @@ class Distreal(Value, frozen=True, tag="distreal"):
         return merge_updates(self.server, net, state, updates, self.merging)
 
     def _make_table(self, net: Elastic) -> ParetoTable:
-        return make_table(net, None if self.rates == "uniform" else self.table, self.filters)
+        table = None if self.rates == "uniform" else self.table
+        return make_table(net, table, self.filters, self.choice)

@@ -8,16 +8,21 @@ from pliant.methods.filter_orders import make_count_table, make_device_order, se
 from pliant.methods.server_optimisers import AnyServerOptimiser, S, merge_average
 from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable, resolve_table
-from pliant.nn.subnet import Subnet
+from pliant.nn.subnet import Sampling, Subnet
 
 # New filters per mini-batch, one random order per round, or the natural order.
 FilterChoice = Literal["batch", "round", "prefix"]
 Merging = Literal["macs", "samples", "counts"]
 
 
-def make_table(net: Elastic, table: ParetoTable | None, filters: FilterChoice) -> ParetoTable:
+def make_table(
+    net: Elastic,
+    table: ParetoTable | None,
+    filters: FilterChoice,
+    sampling: Sampling = "blocks",
+) -> ParetoTable:
     """Return the table or, if None, equal rates; ordered filters cost whole filters."""
-    table = resolve_table(table, net)
+    table = resolve_table(table, net, sampling)
     return table if filters == "batch" else make_count_table(net, table.rates)
 
 

@@ -62,7 +62,7 @@ class Elastic:
     >>> [(site.layers, site.filters) for site in flexible.sites]
     [(('0',), 8)]
     >>> flexible.macs(0.0), flexible.macs(0.5)
-    (3168.0, 1585.546875)
+    (3168.0, 1584.0)
     >>> subnet = flexible.draw(0.5, rng_stream(0, "dropout"))
     >>> subnet_params = flexible.take(get_params(net), subnet)
     >>> flexible.run(subnet_params, subnet, torch.zeros(4, 1, 8, 8)).shape
@@ -158,10 +158,8 @@ class Elastic:
             )
         return expanded
 
-    def draw(
-        self, rates: Rates, rng: np.random.Generator, sampling: Sampling = "bernoulli"
-    ) -> Subnet:
-        """Sample filters independently, or a rounded number of them."""
+    def draw(self, rates: Rates, rng: np.random.Generator, sampling: Sampling = "blocks") -> Subnet:
+        """Sample a number of filters rounded at random, or each one independently."""
         keep, scales = self._resolve_rates(rates)
         subnets.check_sampling(sampling)
         if not scales:
@@ -220,7 +218,7 @@ class Elastic:
         rates_or_subnet: Rates | Subnet,
         *,
         training: bool = False,
-        sampling: Sampling = "bernoulli",
+        sampling: Sampling = "blocks",
     ) -> float:
         """Return MACs per sample, in expectation for rates or exactly for a subnet."""
         counts, total = self._make_counts(rates_or_subnet, sampling), 0.0
@@ -229,9 +227,11 @@ class Elastic:
             total += macs * (cost.passes if training else 1)
         return total
 
-    def count_activations(self, rates_or_subnet: Rates | Subnet) -> float:
+    def count_activations(
+        self, rates_or_subnet: Rates | Subnet, *, sampling: Sampling = "blocks"
+    ) -> float:
         """Return the number of activations per sample that the forward pass writes."""
-        counts = self._make_counts(rates_or_subnet)
+        counts = self._make_counts(rates_or_subnet, sampling)
         tensors = self.program.activations
         return float(sum(tensor.unit_size * counts.count(tensor.spans) for tensor in tensors))
 
@@ -257,7 +257,7 @@ class Elastic:
         return slicing.compute_shapes(self.program, subnet)
 
     def _make_counts(
-        self, rates_or_subnet: Rates | Subnet, sampling: Sampling = "bernoulli"
+        self, rates_or_subnet: Rates | Subnet, sampling: Sampling
     ) -> ExpectedCounts | SubnetCounts:
         if isinstance(rates_or_subnet, Subnet):
             self.check_subnet(rates_or_subnet)

@@ -43,7 +43,7 @@ def count_drawn_filters(
     >>> many = dict(seed=0, address=("dropout",), numbers=range(7, 9))
     >>> count_drawn_filters(net, rates, np.array([0, 0]), "bernoulli", **many).tolist()
     [[8, 19], [7, 17]]
-    >>> net.draw(rates[0], pl.rng_stream(0, "dropout", 7)).counts
+    >>> net.draw(rates[0], pl.rng_stream(0, "dropout", 7), "bernoulli").counts
     (8, 19)
     """
     coins = sum(net.sizes) if sampling == "bernoulli" else len(net.sizes)

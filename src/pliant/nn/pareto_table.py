@@ -5,6 +5,7 @@ from itertools import pairwise, zip_longest
 import numpy as np
 
 from pliant.nn.elastic import Elastic, cache_on_net
+from pliant.nn.subnet import Sampling
 from pliant.value import NonNegative, Value
 
 
@@ -79,8 +80,12 @@ def describe_layers(net: Elastic) -> tuple[str, ...]:
 
 
 @cache_on_net
-def uniform_table(net: Elastic, rows: int = 64, highest_rate: float = 0.5) -> ParetoTable:
+def uniform_table(
+    net: Elastic, rows: int = 64, highest_rate: float = 0.5, sampling: Sampling = "blocks"
+) -> ParetoTable:
     """Make a table that gives all sites the same rate, for use without a search.
+
+    Costs are those of subnets drawn by `sampling`.
 
     >>> import torch
     >>> import pliant as pl
@@ -90,16 +95,18 @@ def uniform_table(net: Elastic, rows: int = 64, highest_rate: float = 0.5) -> Pa
     """
     full = net.macs(0.0, training=True)
     rates = [float(rate) for rate in np.linspace(highest_rate, 0.0, rows)]
-    shares = tuple(net.macs(rate, training=True) / full for rate in rates)
+    shares = tuple(net.macs(rate, training=True, sampling=sampling) / full for rate in rates)
     vectors = tuple((rate,) * len(net.sites) for rate in rates)
     return ParetoTable(
         net.fingerprint, vectors, shares, layers=describe_layers(net), full_macs=full
     )
 
 
-def resolve_table(table: ParetoTable | None, net: Elastic) -> ParetoTable:
+def resolve_table(
+    table: ParetoTable | None, net: Elastic, sampling: Sampling = "blocks"
+) -> ParetoTable:
     """Check the table against the network, or make a uniform one if there is none."""
     if table is None:
-        return uniform_table(net)
+        return uniform_table(net, sampling=sampling)
     table.check_network(net)
     return table

@@ -141,7 +141,7 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
     ) -> OpenBatch | None:
         rates: tuple[float, ...] = ()
         if self.elastic:
-            table = resolve_table(self.table, split_round.session.device_net)
+            table = resolve_table(self.table, split_round.session.device_net, "bernoulli")
             share = np.array([split_round.environment.affordable_share(client)])
             rates = table.rates[int(CostRows(table.shares).find_rows(share)[0])]
         return split_round.start_batch(

@@ -129,4 +129,5 @@ def sample_subnet(net: Elastic, request: BatchRequest, seed: int, client: int) -
     """Return the subnet of a mini-batch, drawn at its own random address."""
     if not any(request.rates):
         return net.full
-    return net.draw(request.rates, rng_stream(seed, "dropout", request.round, request.step, client))
+    rng = rng_stream(seed, "dropout", request.round, request.step, client)
+    return net.draw(request.rates, rng, "bernoulli")

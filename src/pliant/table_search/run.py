@@ -229,7 +229,7 @@ class SearchState:
         self.full_rates = np.zeros(sites)
         self.highest_rates = round_rates(np.full(sites, settings.highest_rate))
         self.step_cost: Callable[[FloatArray], float] = partial(
-            self.context.net.macs, training=True
+            self.context.net.macs, training=True, sampling=objective.choice
         )
         if settings.cost == "seconds":
             assert settings.profile is not None
@@ -290,7 +290,8 @@ class SearchState:
         gains = np.array(accuracies) - start
         rows = select_monotone(vectors, self.compute_costs(vectors), gains)
         rows = fill_gaps(rows, self.settings.rows, self.compute_costs)
-        return build_table(self.context.net, rows, self.settings.profile)
+        choice = self.settings.objective.choice
+        return build_table(self.context.net, rows, choice, self.settings.profile)
 
     def measure_vectors(self, vectors: FloatArray, seeds: tuple[int, ...]) -> FloatArray:
         """Return the normalised cost and loss of each vector; measure the corners likewise."""
@@ -311,6 +312,7 @@ class SearchState:
     def train_missing(self, request: TrialRequest, stage: str) -> Iterator[SearchProgress]:
         """Run the trials of a request that are not in the log yet."""
         net, size = self.context.net, CHUNK_PER_WORKER * self.pool.count
+        full_macs, choice = net.macs(net.full, training=True), self.settings.objective.choice
         pairs = zip(*request, strict=True)
         all_trials = (Trial(tuple(vector.tolist()), s) for vector, seeds in pairs for s in seeds)
         trials = list(dict.fromkeys(all_trials))
@@ -322,8 +324,8 @@ class SearchState:
             chunk = missing[start : start + size]
             outcomes = self.pool.run(chunk, self.snapshot_params)
             for trial, outcome in zip(chunk, outcomes, strict=True):
-                share = net.macs(trial.rates, training=True) / net.macs(0.0, training=True)
-                self.trial_log.put(trial, outcome, share)
+                macs = net.macs(trial.rates, training=True, sampling=choice)
+                self.trial_log.put(trial, outcome, macs / full_macs)
             self.requested.update(chunk)
             yield self.make_progress(stage)
 

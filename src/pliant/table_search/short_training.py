@@ -49,7 +49,7 @@ class ShortTrainingSettings(Value, frozen=True):
     seeds: Count = 3
     optimiser: Optimiser = Sgd(lr=0.05, clip=5.0)
     cooling: Fraction = 0.5  # final share of the steps, over which the learning rate falls to 0
-    choice: Sampling = "bernoulli"
+    choice: Sampling = "blocks"  # that of the method which will use the table
     snapshot_batches: Count = 64  # of partial training on distorted images
     snapshot_share: Fraction = 0.5  # of the proxy images used for training
     distortion: Distortion = Distortion()

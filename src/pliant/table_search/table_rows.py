@@ -7,6 +7,7 @@ import numpy as np
 
 from pliant.nn.elastic import Elastic
 from pliant.nn.pareto_table import ParetoTable, describe_layers
+from pliant.nn.subnet import Sampling
 from pliant.table_search.pareto import FloatArray
 from pliant.table_search.step_time import StepTimeModel
 
@@ -100,10 +101,13 @@ def round_rates(vectors: FloatArray) -> FloatArray:
     return vectors.astype(np.float32).astype(np.float64)
 
 
-def build_table(net: Elastic, rows: TableRows, profile: StepTimeModel | None = None) -> ParetoTable:
+def build_table(
+    net: Elastic, rows: TableRows, sampling: Sampling, profile: StepTimeModel | None = None
+) -> ParetoTable:
     """Build a table of the rows that rise in MACs and, with a profile, in seconds."""
     full_macs = net.macs(0.0, training=True)
-    shares = [net.macs(vector, training=True) / full_macs for vector in rows.vectors]
+    macs = [net.macs(vector, training=True, sampling=sampling) for vector in rows.vectors]
+    shares = [value / full_macs for value in macs]
     seconds = [profile.predict_seconds(net, vector) if profile else 0.0 for vector in rows.vectors]
     selected = [len(shares) - 1]  # the full network: the dearest in both
     for row in reversed(range(len(shares) - 1)):
