@@ -79,9 +79,11 @@ def lower_layer(builder: Builder, node: fx.Node, layer: Layer) -> bool:
 def _make_layer(layer: Layer, slot: int, factors: int | None, kernel: Sequence[int]) -> RunFn:
     function, weight, bias = layer.function, layer.weight, layer.bias
     options, padding, is_depthwise = layer.options, layer.explicit_padding, layer.groups > 1
-    stride_slices = _find_stride_slices(kernel, options) if options else None
+    strides = _find_pointwise_strides(kernel, options) if options else None
+    stride_slices = _make_stride_slices(strides) if strides else None
     if stride_slices is not None:
         options = (1, 0, 1)
+    may_multiply = strides is not None and function is F.conv2d and not is_depthwise
 
     def run(env: Env, bound: BoundProgram) -> Tensor:
         x, w, b = env[slot], bound.params[weight], bound.param(bias)
@@ -94,24 +96,41 @@ def _make_layer(layer: Layer, slot: int, factors: int | None, kernel: Sequence[i
             x = F.pad(x, padding[1], mode=padding[0])
         if stride_slices is not None:
             x = x[stride_slices]
+        if may_multiply and x.device.type == "cpu" and not _is_common_shape(w):
+            return F.linear(x.permute(0, 2, 3, 1), w.flatten(1), b).permute(0, 3, 1, 2)
         return function(x, w, b, *options, x.shape[1] if is_depthwise else 1)
 
     return run
 
 
-def _find_stride_slices(
-    kernel: Sequence[int], options: tuple[Any, ...]
-) -> tuple[slice, ...] | None:
-    """Return slices that replace the stride of a 1x1 convolution.
+def _is_common_shape(weight: Tensor) -> bool:
+    """Guess whether many subnets have this shape, as full networks and those in blocks do.
 
-    In channels-last format, oneDNN's backward pass of such a convolution writes past its buffers
-    unless channels are a multiple of eight (seen with torch 2.13 on AVX2).
+    For each new shape oneDNN compiles a convolution, which takes longer than running it. A matrix
+    product of channels-last pixels needs none, but is slower than a compiled convolution.
     """
+    outputs, inputs = weight.shape[:2]
+    return outputs % 4 == 0 and inputs % 2 == 0
+
+
+def _find_pointwise_strides(
+    kernel: Sequence[int], options: tuple[Any, ...]
+) -> tuple[int, ...] | None:
+    """Return the strides of a 1x1 convolution without padding; None for any other."""
     stride, padding, _ = options
     strides = [stride] * len(kernel) if isinstance(stride, int) else list(stride)
     pads = [padding] if isinstance(padding, int | str) else list(padding)
     if any(size != 1 for size in kernel) or any(pad not in {0, "valid"} for pad in pads):
         return None
+    return tuple(strides)
+
+
+def _make_stride_slices(strides: tuple[int, ...]) -> tuple[slice, ...] | None:
+    """Return slices that replace the strides of a 1x1 convolution.
+
+    In channels-last format, oneDNN's backward pass of such a convolution writes past its buffers
+    unless channels are a multiple of eight (seen with torch 2.13 on AVX2).
+    """
     if all(step == 1 for step in strides):
         return None
     return (slice(None), slice(None), *(slice(None, None, step) for step in strides))
