@@ -96,11 +96,15 @@ def _make_layer(layer: Layer, slot: int, factors: int | None, kernel: Sequence[i
             x = F.pad(x, padding[1], mode=padding[0])
         if stride_slices is not None:
             x = x[stride_slices]
-        if may_multiply and x.device.type == "cpu" and not _is_common_shape(w):
+        if may_multiply and _is_channels_last(x) and not _is_common_shape(w):
             return F.linear(x.permute(0, 2, 3, 1), w.flatten(1), b).permute(0, 3, 1, 2)
         return function(x, w, b, *options, x.shape[1] if is_depthwise else 1)
 
     return run
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _is_common_shape(weight: Tensor) -> bool:
