@@ -4,7 +4,7 @@ import pytest
 
 from pliant import cli
 from pliant.bench import engine
-from pliant.bench.engine import Measurement
+from pliant.bench.timing import Measurement
 
 
 def test_a_value_at_its_limit_meets_it():

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pliant import runtime
 from pliant.bench.timing import run_in_process, time_interleaved
 from pliant.nn.elastic import Elastic, Rates, elastic
 from pliant.nn.models import INPUT_SHAPES, MODELS
@@ -53,9 +54,15 @@ class ElasticTimes(Value, frozen=True):
         return "\n".join(rows)
 
 
+def prepare_process() -> None:
+    """Use one thread and keep freed memory, as workers do."""
+    torch.set_num_threads(1)
+    runtime.retain_freed_memory()
+
+
 def make_inputs(name: str, batch: int) -> tuple[nn.Module, Tensor]:
     """Return a network and a mini-batch, always the same, for measurements on one thread."""
-    torch.set_num_threads(1)
+    prepare_process()
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return MODELS[name](), torch.randn(batch, *INPUT_SHAPES[name])

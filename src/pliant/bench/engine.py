@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pliant.bench.bare import BATCH, LR, open_bare_loop
-from pliant.bench.timing import run_in_process, time_interleaved
+from pliant.bench.timing import Measurement, run_in_process, time_interleaved
 from pliant.data import FederatedData, Iid, ImageDataset
 from pliant.data.federated import TrainTestData
 from pliant.devices import ChangingTrace, CostRows, Fleet, PerBatch
@@ -38,19 +38,6 @@ from pliant.workers.pool import AnyWorkers, InlineWorkers, ProcessWorkers, count
 
 PER_ROUND = 10
 MakeInputs = Callable[[], tuple[nn.Module, FederatedData]]
-
-
-class Measurement(Value, frozen=True):
-    """A number and the limit that it must not exceed."""
-
-    name: str
-    value: float
-    unit: str = ""
-    limit: float | None = None  # None: only for comparison
-
-    @property
-    def is_met(self) -> bool:
-        return self.limit is None or self.value <= self.limit
 
 
 class NoTraining(Value, frozen=True):

@@ -1,4 +1,4 @@
-"""Time functions against one another, interleaved, or measure one in a process of its own."""
+"""Measurements and their limits: interleaved, or one function in a process of its own."""
 
 import math
 import statistics
@@ -9,8 +9,23 @@ from multiprocessing import get_context
 
 import torch
 
+from pliant.value import Value
+
 MIN_REPEATS = 5
 BURST_SECONDS = 0.05  # short functions repeat this long, with warm caches as in a loop
+
+
+class Measurement(Value, frozen=True):
+    """A number and the limit that it must not exceed."""
+
+    name: str
+    value: float
+    unit: str = ""
+    limit: float | None = None  # None: only for comparison
+
+    @property
+    def is_met(self) -> bool:
+        return self.limit is None or self.value <= self.limit
 
 
 def time_interleaved(

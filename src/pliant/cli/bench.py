@@ -1,8 +1,13 @@
 """`pliant bench`: measure pliant on this machine."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cyclopts import App
+
+if TYPE_CHECKING:
+    from pliant.bench.timing import Measurement
 
 app = App(
     name="bench", help="Measure pliant on this machine.\n\nExample: pliant bench elastic resnet20"
@@ -10,7 +15,13 @@ app = App(
 
 
 @app.command
-def elastic(*networks: str, seconds: float = 20.0, memory: bool = True, json: bool = False) -> None:
+def elastic(
+    *networks: str,
+    seconds: float = 20.0,
+    memory: bool = True,
+    limits: bool = False,
+    json: bool = False,
+) -> int:
     """Time training steps at several rates against plain networks, on one thread.
 
     Example: pliant bench elastic densenet40 femnist_cnn
@@ -19,9 +30,10 @@ def elastic(*networks: str, seconds: float = 20.0, memory: bool = True, json: bo
         networks: Bundled networks; by default all of them.
         seconds: Time to measure each network.
         memory: Also measure peak memory.
+        limits: Only measure ratios that have a limit; exit code 1 if one is exceeded.
         json: Print JSON lines instead of a table.
     """
-    from pliant.bench import elastic
+    from pliant.bench import elastic, elastic_limits
     from pliant.cli.progress import print_json, print_line
     from pliant.nn.models import MODELS
     from pliant.suggestions import did_you_mean
@@ -30,6 +42,10 @@ def elastic(*networks: str, seconds: float = 20.0, memory: bool = True, json: bo
     for name in networks:
         if name not in MODELS:
             raise ValueError(f"unknown network {name!r}{did_you_mean(name, MODELS)}")
+    if limits:
+        if networks:
+            raise ValueError(f"expected no networks with --limits, got {', '.join(networks)}")
+        return _print_measurements(elastic_limits.measure_limits(seconds), json=json)
     for name in networks or tuple(MODELS):
         times = elastic.measure(name, seconds)
         peaks = elastic.measure_peak_memory(name) if memory else {}
@@ -37,6 +53,7 @@ def elastic(*networks: str, seconds: float = 20.0, memory: bool = True, json: bo
             print_json(encode(times) | {"peak_megabytes": peaks})
         else:
             print_line(times.format_table(peaks))
+    return 0
 
 
 @app.command
@@ -49,11 +66,17 @@ def engine(*, json: bool = False) -> int:
         json: Print JSON lines instead of a table.
     """
     from pliant.bench import engine
+
+    return _print_measurements(engine.measure(), json=json)
+
+
+def _print_measurements(measurements: "Iterator[Measurement]", *, json: bool) -> int:
+    """Print measurements as they come; return 1 if a limit is exceeded."""
     from pliant.cli.progress import print_json, print_line
     from pliant.value import encode
 
     is_met = True
-    for result in engine.measure():
+    for result in measurements:
         is_met = is_met and result.is_met
         if json:
             print_json(encode(result) | {"is_met": result.is_met})
