@@ -264,9 +264,17 @@ def test_stages_end_in_order_at_the_end_of_the_run(stages, message):
         Progressive(stages)
 
 
-def test_stages_of_falling_cost_are_refused():
-    with pytest.raises(ValueError, match=r"stages of rising cost, got 1, 0.25"):
-        run(Progressive((Stage(0.5), Stage(side=8)), LOCAL))
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ((Stage(0.5), Stage(side=8)), "stages of rising cost, got 1, 0.25"),
+        ((Stage(0.5, side=3), Stage()), "cannot run at 3x3"),
+    ],
+)
+def test_impossible_stages_are_refused_before_anything_is_written(stages, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        run(Progressive(stages, LOCAL), folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # smaller mini-batches

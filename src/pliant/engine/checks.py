@@ -10,7 +10,7 @@ from pliant.data import FederatedData
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.worker_context import build_context, list_batch_sizes, make_example_input
 from pliant.methods.base import LocalTraining
-from pliant.methods.verbs import Method
+from pliant.methods.verbs import Method, ScalesInputs
 from pliant.nn.elastic import ElasticOptions
 from pliant.nn.norm_statistics import ReestimatedStats, check_proxy_size, find_norms
 
@@ -26,6 +26,8 @@ def check_trainable(
     if not any(isinstance(module, _ConvNd) for module in net.modules()):
         # may have no sites; quick without convolutions
         build_context(net, data, method, options, check=False)
+    if isinstance(method, ScalesInputs):  # to sizes at which the network may not run
+        _ = build_context(net, data, method, options, check=False).budget_policy
     _check_lone_samples(net, data, method.local)
     if isinstance(evaluation.statistics, ReestimatedStats) and find_norms(net):
         check_proxy_size(len(data.proxy))
