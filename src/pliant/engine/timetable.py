@@ -320,17 +320,7 @@ def _run_steps(
     round_seconds: float,
 ) -> _StepLog:
     """Run every device step by step until it is done or its cutoff has passed."""
-    shape = tasks.full_macs.shape
-    never = np.full(shape, np.inf)
-    log = _StepLog(
-        never,
-        never.copy(),
-        np.full(shape, -1),
-        np.zeros(shape),
-        np.zeros(shape),
-        np.zeros(shape, np.bool_),
-        np.count_nonzero(tasks.full_macs, axis=1),
-    )
+    shape, log = tasks.full_macs.shape, _open_log(tasks)
     may_stop = tasks.open_passes > 0 and rules.late == "discard"
     if rules.cost == "expected":
         step_cost = None
@@ -370,6 +360,20 @@ def _run_steps(
             log.is_short[active, step] = choice.is_short
         now = end
     return log
+
+
+def _open_log(tasks: RoundTasks) -> _StepLog:
+    """Return the log of tasks that have not begun."""
+    shape = tasks.full_macs.shape
+    return _StepLog(
+        np.full(shape, np.inf),
+        np.full(shape, np.inf),
+        np.full(shape, -1),
+        np.zeros(shape),
+        np.zeros(shape),
+        np.zeros(shape, np.bool_),
+        np.count_nonzero(tasks.full_macs, axis=1),
+    )
 
 
 def _sum_first(values: FloatArray, counts: IntArray) -> FloatArray:
