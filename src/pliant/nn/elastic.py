@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pliant.nn import slicing
 from pliant.nn import subnet as subnets
+from pliant.nn.check_key import has_passed, make_check_key, remember_pass
 from pliant.nn.compiler import channels
 from pliant.nn.compiler.compile import (
     CompiledNetwork,
@@ -35,7 +36,7 @@ from pliant.nn.compiler.refusals import check_example
 from pliant.nn.compiler.trace import TRACE_LOCK, trace
 from pliant.nn.cost import ExpectedCounts, SubnetCounts
 from pliant.nn.self_check import check_elastic
-from pliant.nn.sites import compute_fingerprint, describe_sites, format_summary
+from pliant.nn.sites import compute_fingerprint, describe_sites, format_sizes, format_summary
 from pliant.nn.subnet import FilterOrders, Sampling, Subnet
 from pliant.params import Params
 from pliant.value import Value
@@ -189,8 +190,8 @@ class Elastic:
         keep = 1 - self.expand_rates(rates)
         if orders is not None and tuple(map(len, orders)) != self.sizes:
             raise ValueError(
-                f"Expected an order of {_format_sizes(self.sizes)} filters, got one of "
-                f"{_format_sizes(tuple(map(len, orders)))}"
+                f"Expected an order of {format_sizes(self.sizes)} filters, got one of "
+                f"{format_sizes(tuple(map(len, orders)))}"
             )
         orders = orders if orders is not None else subnets.make_rolling_orders(self.sizes, 0)
         counts = subnets.round_up(self.sizes, keep)
@@ -314,8 +315,8 @@ class Elastic:
             sizes = tuple(len(mask) for mask in subnet.masks)
             raise ValueError(
                 f"Expected a subnet of this network ({len(self.sizes)} sites of "
-                f"{_format_sizes(self.sizes)} filters), got one of another ({len(sizes)} sites of "
-                f"{_format_sizes(sizes)} filters)"
+                f"{format_sizes(self.sizes)} filters), got one of another ({len(sizes)} sites of "
+                f"{format_sizes(sizes)} filters)"
             )
 
     # inspection
@@ -355,7 +356,8 @@ def elastic(
 
     With `coupled`, layers whose outputs are added or multiplied share one mask. With `hidden`,
     hidden linear layers become sites too. With `check`, one training pass each of the plain
-    network, the elastic one and a subnet are compared, and a difference raises an error.
+    network, the elastic one and a subnet are compared, and a difference raises an error; a process
+    checks the same architecture once.
 
     >>> import torch
     >>> import pliant as pl
@@ -368,12 +370,14 @@ def elastic(
     inputs = check_example(example)
     with TRACE_LOCK, preserve(net):
         switch_to_training(net)
+        key = make_check_key(net, inputs, coupled=coupled, hidden=hidden) if check else None
+        check = check and not has_passed(key)
         graph = trace(net, inputs, twice=check)
         compiled = compile_network(net, graph, coupled=coupled, hidden=hidden)
         blanks = tuple(make_blank(tensor, tensor.shape[1:]) for tensor in inputs)
         elastic_net = Elastic(net, compiled, blanks)
-        if check:
-            check_elastic(elastic_net, graph, inputs)
+        if check and check_elastic(elastic_net, graph, inputs):
+            remember_pass(key)
     return elastic_net
 
 
@@ -393,8 +397,3 @@ def cache_on_net(
         return result
 
     return cached
-
-
-def _format_sizes(sizes: Sequence[int]) -> str:
-    text = ", ".join(map(str, sizes[:6]))
-    return f"{text}, …" if len(sizes) > 6 else text

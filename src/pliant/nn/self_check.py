@@ -54,12 +54,15 @@ class PassResult:
     buffers: Params
 
 
-def check_elastic(net: "Elastic", graph: fx.Graph, inputs: Sequence[Tensor]) -> None:
-    """Raise if the compact pass differs from the plain network, naming where."""
+def check_elastic(net: "Elastic", graph: fx.Graph, inputs: Sequence[Tensor]) -> bool:
+    """Raise if the compact pass differs from the plain network, naming where.
+
+    Return whether all could be compared.
+    """
     params = get_params(net.module)
     floats = [tensor for tensor in (*params.values(), *inputs) if tensor.is_floating_point()]
     if not floats or any(tensor.is_meta for tensor in floats):
-        return
+        return False
     own = floats[0].dtype
     is_small = own != torch.float64 and net.macs(0.0) <= SMALL_MACS
     problems: dict[torch.dtype, str] = {}
@@ -74,7 +77,7 @@ def check_elastic(net: "Elastic", graph: fx.Graph, inputs: Sequence[Tensor]) -> 
                 raise NotTraceable(str(error)) from error.__cause__
             continue  # it needs its own precision
         if problem is None:  # the other precision is rounded more, or not what was traced
-            return
+            return check.is_complete
         problems[dtype] = problem
     problem = problems.get(torch.float64) or problems[own]
     raise NotTraceable(f"{problem}. Rewrite that part, or skip this check with check=False")
@@ -114,6 +117,7 @@ class ElasticCheck:
         samples = [_make_samples(x, self._num_samples, i) for i, x in enumerate(inputs)]
         self._samples = [self._convert(tensor) for tensor in samples]
         self._device = inputs[0].device
+        self.is_complete = False
 
     def find_problem(self) -> str | None:
         """Return what differs and in which module; None if all agree."""
@@ -136,8 +140,10 @@ class ElasticCheck:
                 "the plain network's"
             )
         # NaN would be taken for absent channels
-        is_finite = all(t.isfinite().all() for t in (*plain.outputs, *plain.grads.values()))
-        return self._check_subnet() if self._net.sites and is_finite else None
+        self.is_complete = all(
+            tensor.isfinite().all() for tensor in (*plain.outputs, *plain.grads.values())
+        )
+        return self._check_subnet() if self._net.sites and self.is_complete else None
 
     def _check_subnet(self) -> str | None:
         """Compare a random subnet with the masked run; factors are 1, as masks are compared."""

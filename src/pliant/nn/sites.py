@@ -76,3 +76,9 @@ def compute_fingerprint(program: CompactProgram, sites: Sequence[Site]) -> str:
     parts += [f"{site.layers}:{site.filters}" for site in sites]
     parts += [f"{cost.layer}:{cost.unit_macs}" for cost in program.layer_costs]
     return sha256("|".join(parts).encode()).hexdigest()[:16]
+
+
+def format_sizes(sizes: Sequence[int]) -> str:
+    """Write the numbers of filters, without those after the first six."""
+    text = ", ".join(map(str, sizes[:6]))
+    return f"{text}, …" if len(sizes) > 6 else text
