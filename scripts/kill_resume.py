@@ -22,8 +22,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from importlib import import_module
+from contextlib import contextmanager, redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -52,9 +52,9 @@ options = { hidden = 16 }
 every = 6
 """
 SPLIT = """
-rounds = 18
+rounds = 12
 per_round = 3
-checkpoint_every = 3
+checkpoint_every = 2
 
 [method]
 type = "adasplit"
@@ -79,7 +79,7 @@ name = "digits_cnn"
 options = { hidden = 16 }
 
 [evaluation]
-every = 18
+every = 12
 """
 SPECS = {"federated": FEDERATED, "split": SPLIT}
 KILL_POINTS = ("records", "records", "truncated", "half saved", "saved")
@@ -99,11 +99,11 @@ class RunProcess(Protocol):
 
 
 class ForkServer:
-    """A process that has imported everything and forks a run on request, which saves imports."""
+    """A process that has run a round and forks a run on request, which saves imports."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--fork-server"],
+            [sys.executable, __file__, "--fork-server", "--runs", kind],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -146,18 +146,20 @@ def _require_pipe(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-def serve_forks() -> None:
+def serve_forks(kind: str) -> None:
     """Fork a run for each line of arguments, and report whether it has ended when polled."""
-    for name in ("engine.simulate", "experiment.build", "cli.run"):
-        import_module(f"pliant.{name}")
     import torch
 
     from pliant.cli import main
-    from pliant.nn.elastic import elastic
-    from pliant.nn.models import digits_cnn
 
     torch.set_num_threads(1)  # threads do not survive a fork
-    elastic(digits_cnn(), torch.zeros(1, 1, 28, 28))  # the first trace imports more
+    # one round imports, reads and checks once what every run needs
+    with tempfile.TemporaryDirectory(prefix="pliant-kill-") as name, redirect_stdout(StringIO()):
+        spec = Path(name) / "small.toml"
+        spec.write_text(SPECS[kind])
+        workers = f"workers={{{WORKERS['inline']}}}"
+        if main(["run", str(spec), "rounds=1", workers, "--out", str(Path(name) / "run")]):
+            raise SystemExit("the first round failed")
 
     pid = 0
     for line in sys.stdin:
@@ -351,7 +353,7 @@ def _wait_for_success(process: RunProcess) -> None:
 def run_test(folder: Path, options: argparse.Namespace) -> int:
     """Kill and resume until there were enough kills; return the exit code."""
     deadline = time.monotonic() + options.seconds
-    launcher: Processes | ForkServer = ForkServer() if options.fork else Processes()
+    launcher: Processes | ForkServer = ForkServer(options.runs) if options.fork else Processes()
     try:
         test = KillTest(folder, launcher, options.runs, WORKERS[options.workers])
         while test.kills < options.kills or not test.is_idle():
@@ -382,7 +384,7 @@ def main() -> int:
     parser.add_argument("--fork-server", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.fork_server:
-        serve_forks()
+        serve_forks(options.runs)
         return 0
     with open_folder(options.folder) as folder:
         return run_test(folder, options)
