@@ -55,7 +55,7 @@ def run_rounds(method, folder, rules, fleet=FLEET, rounds=4):
 @pytest.mark.parametrize("rules", RULES, ids=str)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_task_costs_what_it_did_before_the_round_closed(method, rules, tmp_path):
-    for length, tasks in run_rounds(METHODS[method], tmp_path, rules):
+    for length, tasks in run_rounds(METHODS[method], tmp_path, rules, rounds=2):
         for task in tasks:
             download = LATENCY + task.down / DOWN if task.down else 0.0
             upload = LATENCY + task.up / UP if task.up else 0.0

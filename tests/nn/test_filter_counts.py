@@ -49,7 +49,7 @@ def test_every_bundled_network_has_costs_by_counts(name: str) -> None:
 
 @pytest.mark.parametrize("coupled", [True, False])
 def test_counts_are_right_wherever_there_are_any(coupled: bool) -> None:
-    nets = [elastic(*make(), coupled=coupled) for make in ZOO.values()]
+    nets = [elastic(*make(), coupled=coupled, check=False) for make in ZOO.values()]
     assert sum(check_draws(net, "rounded") for net in nets if net.sites) > 10
 
 
