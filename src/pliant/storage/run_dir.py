@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -91,13 +92,19 @@ def collect_versions() -> dict[str, str]:
     """Return what a result depends on: interpreter, platform, libraries, threads and commit."""
     versions = {"python": sys.version.split()[0], "platform": platform.platform()}
     for library in LIBRARIES:
-        try:
-            versions[library] = version(library)
-        except PackageNotFoundError:
-            continue
+        if (number := _find_version(library)) is not None:
+            versions[library] = number
     versions["torch threads"] = str(TORCH_THREADS)
     commit = _find_commit(Path(__file__).resolve().parents[1])
     return versions | ({"commit": commit} if commit else {})
+
+
+@cache  # read from disk and parsed like a mail; a process keeps what it has imported
+def _find_version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
 
 
 def _find_commit(package: Path) -> str | None:
