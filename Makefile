@@ -12,12 +12,14 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; d
 
 # One thread per process: tests and workers run side by side, and results do not depend on the count.
 export OMP_NUM_THREADS := 1
+# Bytecode is kept whatever the environment says: the tests start many processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 # More processes than the two cores that this was tuned for: the longest tests mostly wait. A file's
 # tests share their fixtures, so they stay together.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -rs -m "not slow"
 
-.PHONY: help demo test coverage check docs lock clean
+.PHONY: help demo test alltests coverage check docs lock clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +27,11 @@ help: ## list these commands
 demo: $(VENV)/.pliant ## run the main job on the embedded digits
 	@$(BIN)/pliant demo
 
-test: check ## run the checks, then every test that is not marked slow
+# Side by side, as the checks use one core.
+test: $(VENV)/.pliant $(VENV)/.dev ## run the checks and every test that is not marked slow
+	@$(MAKE) --no-print-directory -j 2 check alltests
+
+alltests: $(VENV)/.pliant $(VENV)/.dev
 	@echo "· tests"
 	@$(PYTEST)
 
