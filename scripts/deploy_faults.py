@@ -105,7 +105,7 @@ def inject_fault(
         return Counter()
     if fault == "hang":
         return suspend(federation, rng, suspended)
-    return flood(options.port, options.seconds)
+    return flood(options.port, 1.0 if options.fault == "all" else options.seconds)
 
 
 def main() -> int:

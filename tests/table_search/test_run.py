@@ -105,7 +105,7 @@ def test_a_search_killed_at_any_point_ends_with_the_same_files(finished, tmp_pat
             time.sleep(0.005)
         process.kill()
         process.wait()
-    subprocess.run(command, check=True, cwd=ROOT)
+    search_once.run(tmp_path)
     assert read_files(tmp_path) == read_files(finished)
 
 

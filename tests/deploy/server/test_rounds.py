@@ -77,8 +77,7 @@ def test_devices_compress_updates_as_the_simulation_does(tmp_path, method):
     assert records[-1].digest == compute_simulated_digest(experiment)
 
 
-@pytest.mark.parametrize("late", ["partial", "discard"])
-@pytest.mark.parametrize("adapts", [True, False])
+@pytest.mark.parametrize(("late", "adapts"), [("partial", True), ("discard", False)])
 def test_devices_follow_the_stages_of_the_simulation(tmp_path, late, adapts):
     method = {
         "type": "progressive",
