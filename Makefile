@@ -35,7 +35,7 @@ alltests: $(VENV)/.pliant $(VENV)/.dev
 	@echo "· tests"
 	@$(PYTEST)
 
-coverage: $(VENV)/.pliant $(VENV)/.dev ## run the same tests and print what they cover
+coverage: $(VENV)/.pliant $(VENV)/.dev ## run the same tests; fail if they cover too little
 	@$(PYTEST) --cov --cov-report=term
 
 check: $(VENV)/.pliant $(VENV)/.dev ## format, lint, types and layers
