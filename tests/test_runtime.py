@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from pliant import runtime
 
@@ -59,3 +60,28 @@ def test_no_quota_is_none(tmp_path, text):
     (tmp_path / "cpu.max").write_text(text)
     assert runtime.read_cpu_quota(tmp_path) is None
     assert runtime.read_cpu_quota(tmp_path / "nowhere") is None
+
+
+SHAPES = """
+import sys
+if sys.argv[1] == "retain":
+    import pliant.nn.elastic
+import torch
+for turn in range(2):
+    print(f"turn {turn}", flush=True)
+    for inputs in range(3, 23):
+        for outputs in range(3, 33):
+            weight = torch.ones(outputs, inputs, 3, 3)
+            torch.nn.functional.conv2d(torch.zeros(2, inputs, 4, 4), weight)
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
+@pytest.mark.parametrize("mode", ["retain", "plain"])
+def test_kernels_are_retained_for_the_shapes_of_other_subnets(mode):
+    command = [sys.executable, "-c", SHAPES, mode]
+    env = {"ONEDNN_VERBOSE": "2", "OMP_NUM_THREADS": "1"}
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+    first, second = (turn.count("create:cache_miss") for turn in lines.split("turn ")[1:])
+    assert first > 1024  # what oneDNN keeps by default
+    assert (second == 0) == (mode == "retain")

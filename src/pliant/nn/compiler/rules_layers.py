@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from pliant import runtime
 from pliant.nn.compiler import channels, fast_lrn
 from pliant.nn.compiler.builder import Builder, RunFn, broadcast_shape
 from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans, SiteFilter
@@ -18,6 +19,7 @@ from pliant.nn.compiler.trace import BATCH
 
 # of the value, its weight and its bias
 NormFn = Callable[[BoundProgram, Tensor, Tensor | None, Tensor | None], Tensor]
+runtime.retain_compiled_kernels()  # on import, as it comes too late after a convolution
 CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
 
 
