@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from pliant.nn.compiler.graphs import find_module
@@ -12,6 +13,8 @@ from pliant.nn.compiler.refusals import NotTraceable
 
 # views fail if a value has another memory format than in the original network
 VIEW_REPLACEMENTS = {"view": "reshape", "view_as": "reshape_as"}
+RELUS: set[Any] = {torch.relu, F.relu, "relu"}
+SUMS_AND_NORMS: set[Any] = {operator.add, torch.add, F.batch_norm}
 IN_PLACE_FUNCTIONS = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
 
 
@@ -25,6 +28,26 @@ def is_in_place(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
         return True
     name = str(getattr(node.target, "__name__", node.target))
     return node.op.startswith("call") and name.endswith("_") and not name.endswith("__")
+
+
+def may_overwrite_input(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Return whether a node is a ReLU whose input nothing else needs, not even a gradient.
+
+    Only inputs with memory of their own count: the results of batch norms, of sums, and of
+    convolutions other than 1x1, which may run as matrix products.
+    """
+    module = modules[str(node.target)] if node.op == "call_module" else None
+    if node.target not in RELUS and type(module) is not nn.ReLU:
+        return False
+    source = node.all_input_nodes[0]
+    if len(source.users) > 1:
+        return False
+    if source.op != "call_module":
+        return source.target in SUMS_AND_NORMS
+    producer = modules[str(source.target)]
+    if isinstance(producer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return max(producer.kernel_size) > 1
+    return isinstance(producer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
 
 
 def is_view(node: fx.Node) -> bool:
