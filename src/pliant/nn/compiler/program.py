@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from pliant.nn.compiler import channels
 from pliant.nn.compiler.channels import ChannelSpans
+from pliant.nn.compiler.layer_weights import PreparedWeight, WeightRead, prepare_weights
 from pliant.nn.subnet import Subnet
 
 Shape = tuple[int, ...]
@@ -78,6 +79,7 @@ class CompactProgram:
     param_shapes: dict[str, Shape] = field(default_factory=dict)
     slicing_groups: dict[tuple[Shape, ParamSlicing], list[str]] = field(default_factory=dict)
     queries: list[SubnetQuery] = field(default_factory=list)
+    weight_reads: list[WeightRead] = field(default_factory=list)
     layer_costs: list[LayerCost] = field(default_factory=list)
     activations: list[ActivationCost] = field(default_factory=list)
     dense_fallbacks: list[DenseFallback] = field(default_factory=list)
@@ -149,6 +151,7 @@ class BoundProgram:
         self.channel_index = channel_index
         self.results = [query(channel_index) for query in program.queries]
         self.params: Mapping[str, Tensor] = {}
+        self.weights: list[PreparedWeight] = []
 
     def param(self, name: str | None) -> Tensor | None:
         """Return a parameter of the current run; None if the layer has none."""
@@ -204,13 +207,18 @@ def execute(bound: BoundProgram, params: Mapping[str, Tensor], inputs: Sequence[
     if len(inputs) != len(program.input_slots):
         raise ValueError(f"Expected {len(program.input_slots)} inputs, got {len(inputs)}")
     env: Env = [None] * program.num_slots
+    is_channels_last = False
     for slot, shape, value in zip(program.input_slots, program.input_shapes, inputs, strict=True):
         if value.shape[1:] != shape:
             raise _make_shape_error(shape, tuple(value.shape[1:]))
-        is_large = len(value) >= program.min_channels_last_batch
-        env[slot] = _to_channels_last(value) if is_large else value
+        env[slot] = value
+        if _is_image(value) and len(value) >= program.min_channels_last_batch:
+            env[slot], is_channels_last = _to_channels_last(value), True
     bound = copy.copy(bound)  # query results are shared, parameters belong to this run
     bound.params = params
+    bound.weights = prepare_weights(
+        program.weight_reads, params, bound.results, len(inputs[0]), is_channels_last
+    )
     for instruction in program.instructions:
         env[instruction.slot] = instruction.run(env, bound)
         for slot in instruction.freed_slots:
@@ -233,10 +241,12 @@ def format_shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "no size"
 
 
-def _to_channels_last(value: Any) -> Any:
+def _is_image(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 4 and value.device.type == "cpu"
+
+
+def _to_channels_last(value: Tensor) -> Tensor:
     """Convert images to the memory format that is fastest for convolutions on a CPU."""
-    if not isinstance(value, Tensor) or value.dim() != 4 or value.device.type != "cpu":
-        return value
     value = value.contiguous(memory_format=torch.channels_last)
     if value.shape[1] == 1:  # contiguous in both formats: set strides explicitly
         height, width = value.shape[2:]

@@ -14,6 +14,7 @@ from pliant import runtime
 from pliant.nn.compiler import channels, fast_lrn
 from pliant.nn.compiler.builder import Builder, RunFn, broadcast_shape
 from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans, SiteFilter
+from pliant.nn.compiler.layer_weights import WeightRead
 from pliant.nn.compiler.program import BoundProgram, ChannelIndex, Env, LayerCost
 from pliant.nn.compiler.trace import BATCH
 
@@ -74,12 +75,15 @@ def lower_layer(builder: Builder, node: fx.Node, layer: Layer) -> bool:
         builder.record_slicing(layer.weight, output_spans, spans)
         builder.record_cost(node, LayerCost(layer.weight, unit_macs, output_spans, spans))
     builder.record_slicing(layer.bias, output_spans)
-    run = _make_layer(layer, slot, factors, kernel)
+    builder.program.weight_reads.append(
+        WeightRead(layer.weight, factors, source.meta["value"].numel() / BATCH / inputs)
+    )
+    run = _make_layer(layer, slot, len(builder.program.weight_reads) - 1, kernel)
     return builder.emit(node, run, [slot], result, layer.weight, layer.bias)
 
 
-def _make_layer(layer: Layer, slot: int, factors: int | None, kernel: Sequence[int]) -> RunFn:
-    function, weight, bias = layer.function, layer.weight, layer.bias
+def _make_layer(layer: Layer, slot: int, read: int, kernel: Sequence[int]) -> RunFn:
+    function, bias = layer.function, layer.bias
     options, padding, is_depthwise = layer.options, layer.explicit_padding, layer.groups > 1
     strides = _find_pointwise_strides(kernel, options) if options else None
     stride_slices = _make_stride_slices(strides) if strides else None
@@ -88,10 +92,9 @@ def _make_layer(layer: Layer, slot: int, factors: int | None, kernel: Sequence[i
     may_multiply = strides is not None and function is F.conv2d and not is_depthwise
 
     def run(env: Env, bound: BoundProgram) -> Tensor:
-        x, w, b = env[slot], bound.params[weight], bound.param(bias)
-        if factors is not None and (factor := bound.results[factors]) is not None:
-            # scale the values or the weights, whichever are fewer
-            x, w = (x * factor, w) if x.numel() < w.numel() else (x, w * factor)
+        x, (w, factor), b = env[slot], bound.weights[read], bound.param(bias)
+        if factor is not None:
+            x = x * factor
         if not options:
             return function(x, w, b)
         if padding is not None:
