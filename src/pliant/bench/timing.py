@@ -52,6 +52,33 @@ def time_interleaved(
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def measure_ratio(
+    function: Callable[[], object],
+    reference: Callable[[], object],
+    *,
+    seconds: float,
+    clock: Callable[[], float] = time.process_time,
+) -> float:
+    """Return the median ratio of the times of two functions, run in turn for `seconds`.
+
+    Each ratio is of neighbouring runs, and their order alternates, so that a machine whose speed
+    changes favours neither.
+    """
+    functions = (function, reference)
+    for run in functions:
+        run()
+    repeats = [max(1, math.ceil(BURST_SECONDS / _time_repeats(run, 1, clock))) for run in functions]
+    ratios: list[float] = []
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds or len(ratios) < MIN_REPEATS:
+        times = [0.0, 0.0]
+        for index in (0, 1) if len(ratios) % 2 else (1, 0):
+            run, count = functions[index], repeats[index]
+            times[index] = _time_repeats(run, count, clock) / count
+        ratios.append(times[0] / times[1])
+    return statistics.median(ratios)
+
+
 def _time_repeats(run: Callable[[], object], repeats: int, clock: Callable[[], float]) -> float:
     start = clock()
     for _ in range(repeats):

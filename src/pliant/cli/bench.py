@@ -17,7 +17,7 @@ app = App(
 @app.command
 def elastic(
     *networks: str,
-    seconds: float = 20.0,
+    seconds: float | None = None,
     memory: bool = True,
     limits: bool = False,
     json: bool = False,
@@ -28,7 +28,7 @@ def elastic(
 
     Args:
         networks: Bundled networks; by default all of them.
-        seconds: Time to measure each network.
+        seconds: Time to measure each network, by default 20, or each ratio, by default 3.
         memory: Also measure peak memory.
         limits: Only measure ratios that have a limit; exit code 1 if one is exceeded.
         json: Print JSON lines instead of a table.
@@ -45,9 +45,10 @@ def elastic(
     if limits:
         if networks:
             raise ValueError(f"expected no networks with --limits, got {', '.join(networks)}")
+        seconds = elastic_limits.SECONDS if seconds is None else seconds
         return _print_measurements(elastic_limits.measure_limits(seconds), json=json)
     for name in networks or tuple(MODELS):
-        times = elastic.measure(name, seconds)
+        times = elastic.measure(name, 20.0 if seconds is None else seconds)
         peaks = elastic.measure_peak_memory(name) if memory else {}
         if json:
             print_json(encode(times) | {"peak_megabytes": peaks})
