@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from pliant.nn.compiler import channels
 from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans
 from pliant.nn.compiler.coupling import Decisions, group_layers
-from pliant.nn.compiler.in_place import is_view
+from pliant.nn.compiler.in_place import find_overwritten_input, is_view
 from pliant.nn.compiler.program import (
     ActivationCost,
     BoundProgram,
@@ -163,7 +163,9 @@ class Builder:
 
     def replay(self, node: fx.Node, layout: Layouts, slots: Slots, *params: str | None) -> bool:
         """Add a node's own operation, reading these slots."""
-        return self.emit(node, self._make_replay(node, slots), slots.values(), layout, *params)
+        target = find_overwritten_input(node, self.modules)
+        run = self._make_replay(node, slots) if target is None else _overwrite(target, slots)
+        return self.emit(node, run, slots.values(), layout, *params)
 
     def slot(self, node: fx.Node) -> int:
         """Return the slot of a node's compact value."""
@@ -306,6 +308,14 @@ class Builder:
         spans = layout.spans if isinstance(layout, ChannelLayout) else (ChannelSpan(1),)
         unit_size = value.numel() // BATCH // channels.width(spans)
         self.program.activations.append(ActivationCost(unit_size, spans))
+
+
+def _overwrite(target: fx.Node, slots: Slots) -> RunFn:
+    """Return a ReLU, or a sum if there is another slot, that overwrites a value."""
+    slot, *others = slots[target], *(slot for node, slot in slots.items() if node is not target)
+    if not others:
+        return lambda env, _: torch.relu_(env[slot])
+    return lambda env, _: env[slot].add_(env[others[0]])
 
 
 def scatter_channels(x: Tensor, axis: int, size: int, positions: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from pliant.nn.compiler.refusals import NotTraceable
 # views fail if a value has another memory format than in the original network
 VIEW_REPLACEMENTS = {"view": "reshape", "view_as": "reshape_as"}
 RELUS: set[Any] = {torch.relu, F.relu, "relu"}
-SUMS_AND_NORMS: set[Any] = {operator.add, torch.add, F.batch_norm}
+SUMS: set[Any] = {operator.add, torch.add}
 IN_PLACE_FUNCTIONS = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
 
 
@@ -30,20 +30,30 @@ def is_in_place(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     return node.op.startswith("call") and name.endswith("_") and not name.endswith("__")
 
 
-def may_overwrite_input(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Return whether a node is a ReLU whose input nothing else needs, not even a gradient.
+def find_overwritten_input(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
+    """Return the input that a ReLU or a sum may overwrite, as nothing else needs it; None if none.
 
-    Only inputs with memory of their own count: the results of batch norms, of sums, and of
-    convolutions other than 1x1, which may run as matrix products.
+    Only inputs with memory of their own count, and those that no gradient needs.
     """
     module = modules[str(node.target)] if node.op == "call_module" else None
-    if node.target not in RELUS and type(module) is not nn.ReLU:
-        return False
-    source = node.all_input_nodes[0]
-    if len(source.users) > 1:
-        return False
+    is_relu = node.target in RELUS or type(module) is nn.ReLU
+    is_sum = node.target in SUMS and len(node.all_input_nodes) == 2 and not node.kwargs
+    if is_relu or is_sum:
+        for source in node.all_input_nodes:
+            if len(source.users) == 1 and _is_overwritable(source, modules):
+                before, after = source.meta["value"], node.meta["value"]
+                if (before.shape, before.dtype) == (after.shape, after.dtype):
+                    return source
+    return None
+
+
+def _is_overwritable(source: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Return whether a value is the result of a batch norm, a sum or a convolution.
+
+    Those of 1x1 are not included, as they may run as matrix products.
+    """
     if source.op != "call_module":
-        return source.target in SUMS_AND_NORMS
+        return source.target in SUMS or source.target is F.batch_norm
     producer = modules[str(source.target)]
     if isinstance(producer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return max(producer.kernel_size) > 1

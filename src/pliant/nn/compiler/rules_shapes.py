@@ -5,13 +5,11 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, fx
 
 from pliant.nn.compiler import channels
 from pliant.nn.compiler.builder import Builder
 from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan
-from pliant.nn.compiler.in_place import may_overwrite_input
 from pliant.nn.compiler.program import BoundProgram, ChannelIndex, Env
 from pliant.nn.compiler.trace import BATCH
 
@@ -28,9 +26,6 @@ def lower_channelwise(
     if layout is not None and axis is not None:
         layout = ChannelLayout(axis, layout.spans)
     slots = {other: builder.slot(other) for other in node.all_input_nodes}
-    if may_overwrite_input(node, builder.modules):
-        slot = slots[source]
-        return builder.emit(node, lambda env, _: torch.relu_(env[slot]), [slot], layout)
     return builder.replay(node, layout, slots)
 
 
