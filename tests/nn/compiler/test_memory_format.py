@@ -1,8 +1,11 @@
 """The memory format of images depends on the mini-batch and the network."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
+from pliant.nn.compiler.program import BoundProgram, Env
 from pliant.nn.elastic import elastic
 from pliant.params import get_params
 
@@ -17,3 +20,27 @@ def test_images_are_stored_channels_last_from_as_many_activations_as_weights() -
         out = elastic_net.run(get_params(net), elastic_net.full, images[:batch])
         assert out.is_contiguous(memory_format=torch.channels_last) == (batch >= 6)
         torch.testing.assert_close(out, net(images[:batch]))
+
+
+def test_the_gradient_of_a_strided_shortcut_is_channels_last() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1, stride=2))
+    elastic_net = elastic(net, torch.randn(2, 3, 9, 9))
+    params = {name: tensor.requires_grad_() for name, tensor in get_params(net).items()}
+    formats = []
+
+    def record(grad: torch.Tensor) -> None:
+        formats.append(grad.is_contiguous(memory_format=torch.channels_last))
+
+    first = elastic_net.program.instructions[0]
+    run = first.run
+
+    def run_and_watch(env: Env, bound: BoundProgram) -> Any:
+        value = run(env, bound)
+        value.register_hook(record)
+        return value
+
+    first.run = run_and_watch
+    out = elastic_net.run(params, elastic_net.full, torch.randn(4, 3, 9, 9))
+    assert out.shape == (4, 8, 5, 5)
+    out.sum().backward()
+    assert formats == [True]

@@ -86,10 +86,11 @@ def _make_layer(layer: Layer, slot: int, read: int, kernel: Sequence[int]) -> Ru
     function, bias = layer.function, layer.bias
     options, padding, is_depthwise = layer.options, layer.explicit_padding, layer.groups > 1
     strides = _find_pointwise_strides(kernel, options) if options else None
-    stride_slices = _make_stride_slices(strides) if strides else None
-    if stride_slices is not None:
+    skip = _make_skip(strides) if strides else None
+    if skip is not None:
         options = (1, 0, 1)
-    may_multiply = strides is not None and function is F.conv2d and not is_depthwise
+    is_pointwise = strides is not None and skip is None
+    may_multiply = is_pointwise and function is F.conv2d and not is_depthwise
 
     def run(env: Env, bound: BoundProgram) -> Tensor:
         x, (w, factor), b = env[slot], bound.weights[read], bound.param(bias)
@@ -99,8 +100,8 @@ def _make_layer(layer: Layer, slot: int, read: int, kernel: Sequence[int]) -> Ru
             return function(x, w, b)
         if padding is not None:
             x = F.pad(x, padding[1], mode=padding[0])
-        if stride_slices is not None:
-            x = x[stride_slices]
+        if skip is not None:
+            x = skip(x)
         if may_multiply and _is_channels_last(x) and not _is_common_shape(w):
             return F.linear(x.permute(0, 2, 3, 1), w.flatten(1), b).permute(0, 3, 1, 2)
         return function(x, w, b, *options, x.shape[1] if is_depthwise else 1)
@@ -134,15 +135,18 @@ def _find_pointwise_strides(
     return tuple(strides)
 
 
-def _make_stride_slices(strides: tuple[int, ...]) -> tuple[slice, ...] | None:
-    """Return slices that replace the strides of a 1x1 convolution.
+def _make_skip(strides: tuple[int, ...]) -> Callable[[Tensor], Tensor] | None:
+    """Return the function that replaces the strides of a 1x1 convolution; None if all are 1.
 
     In channels-last format, oneDNN's backward pass of such a convolution writes past its buffers
     unless channels are a multiple of eight (seen with torch 2.13 on AVX2).
     """
     if all(step == 1 for step in strides):
         return None
-    return (slice(None), slice(None), *(slice(None, None, step) for step in strides))
+    if len(strides) == 2:  # the gradient of a slice would not be channels last
+        return lambda x: F.avg_pool2d(x, 1, strides)
+    slices = (slice(None), slice(None), *(slice(None, None, step) for step in strides))
+    return lambda x: x[slices]
 
 
 @dataclass(frozen=True)
