@@ -240,6 +240,7 @@ def test_a_learning_rate_can_be_set_for_one_step() -> None:
 
 
 def test_half_precision_runs_under_autocast() -> None:
+    torch.manual_seed(0)  # with one seed in fifteen, six steps are too few
     module, x = digits_cnn_bn(), torch.rand(8, 1, 28, 28)
     net = elastic(module, x)
     trainer = SubnetTrainer(net, get_params(module), Sgd(lr=0.05, momentum=0.9))
