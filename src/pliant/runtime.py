@@ -14,7 +14,7 @@ from pathlib import Path
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 MMAP_THRESHOLD = 32 * 2**20  # bytes; the largest that glibc accepts
 TRIM_THRESHOLD = 2**30  # bytes
-KERNELS = 4096  # of about 20 kB; coins at rate .5 need 3,000 in DenseNet-40, oneDNN keeps 1,024
+KERNELS = 4096  # oneDNN keeps 1,024; coins give DenseNet-40 about 90 new ones per step
 CGROUP = Path("/sys/fs/cgroup")
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None

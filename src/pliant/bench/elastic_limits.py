@@ -22,7 +22,7 @@ from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.models import MODELS, lenet
 from pliant.nn.subnet import Sampling, Subnet
 
-SECONDS = 3.0  # per ratio: all of them take 4 minutes on a quiet machine
+SECONDS = 3.0  # per ratio
 TIGHT = 3  # times as long, for ratios that are close to their limits
 COIN_STEPS = 40  # until most of the kernels for the shapes that coins give are compiled
 FULL_WIDTH_LIMITS = {2: 1.10, 8: 1.05, 32: 1.02}  # by batch
