@@ -148,6 +148,14 @@ def test_a_cycle_is_copied():
     assert copy is not cycle
 
 
+def test_a_dict_in_itself_is_copied():
+    cycle: dict[str, object] = {"tensor": torch.zeros(1)}
+    cycle["self"] = (cycle,)
+    copy = copy_isolated(cycle)
+    assert copy["self"][0] is copy
+    assert copy["tensor"] is not cycle["tensor"]
+
+
 def test_parameters_and_networks_are_copied_too():
     net = nn.Linear(2, 1)
     copy = copy_isolated({"net": net, "sparse": torch.eye(2).to_sparse()})

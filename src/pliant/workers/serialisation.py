@@ -10,13 +10,23 @@ import io
 import pickle
 import struct
 from collections.abc import Iterator
+from dataclasses import is_dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pliant.value import Value
+
 ALIGNMENT = 64
+
+_IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, type(None)})
+_PICKLE_HOOKS = {
+    "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
+    "__getnewargs__", "__getnewargs_ex__", "__slots__",
+}  # fmt: skip
 
 Chunk = bytes | memoryview
 T = TypeVar("T")
@@ -78,7 +88,7 @@ def is_plain_tensor(tensor: Tensor) -> bool:
     """Return whether a tensor is plain CPU memory: dense, detached, without lazy conjugation."""
     return (
         tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and not tensor.requires_grad
         and not tensor.is_quantized
         and not tensor.is_conj()
@@ -94,6 +104,61 @@ def copy_isolated(value: T) -> T:
     >>> copy_isolated(job) == job, copy_isolated(job)["lost"] is job["lost"]
     (True, False)
     """
+    try:
+        copy: T = _copy_plain(value, {})
+    except _NeedsPickle:
+        copy = _copy_by_pickle(value)
+    return copy
+
+
+class _NeedsPickle(Exception):
+    """Only pickle knows how to copy this value."""
+
+
+def _copy_plain(value: Any, copies: dict[int, Any]) -> Any:
+    """Copy tensors, arrays, dicts, tuples and dataclasses: what jobs and results consist of."""
+    kind: Any = type(value)
+    key = id(value)
+    if key in copies:  # an object that occurs twice is copied once
+        return copies[key]
+    copy: Any
+    if kind in _IMMUTABLE or isinstance(value, Value):
+        return value
+    if kind is Tensor and is_plain_tensor(value):
+        copy = value.clone()
+    elif kind is np.ndarray and not value.dtype.hasobject:
+        copy = value.copy(order="K")
+    elif kind is tuple:
+        is_flat = _IMMUTABLE.issuperset(map(type, value))
+        copy = value if is_flat else tuple([_copy_plain(item, copies) for item in value])
+    elif kind is dict and _IMMUTABLE.issuperset(map(type, value)):
+        copy = copies[key] = {}  # before its items, which may contain it
+        _copy_items(value, copy, copies)
+    elif _is_plain_dataclass(kind):
+        copy = copies[key] = object.__new__(kind)
+        _copy_items(vars(value), vars(copy), copies)
+    else:
+        raise _NeedsPickle
+    copies[key] = copy
+    return copy
+
+
+def _copy_items(source: dict[Any, Any], target: dict[Any, Any], copies: dict[int, Any]) -> None:
+    for name, item in source.items():
+        target[name] = item if type(item) in _IMMUTABLE else _copy_plain(item, copies)
+
+
+@cache
+def _is_plain_dataclass(kind: type[Any]) -> bool:
+    """Return whether pickle would only copy the fields of such an object."""
+    return (
+        is_dataclass(kind)
+        and kind not in copyreg.dispatch_table
+        and not any(_PICKLE_HOOKS & vars(base).keys() for base in kind.__mro__[:-1])
+    )
+
+
+def _copy_by_pickle(value: T) -> T:
     clones: dict[int, Tensor] = {}
 
     def clone_tensor(item: Any) -> int | None:
