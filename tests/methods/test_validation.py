@@ -28,6 +28,7 @@ from pliant.methods.validation import (
     UpdateManifest,
     ValidationPolicy,
     accept_valid,
+    check_values,
     find_problem,
     make_specs,
 )
@@ -95,7 +96,10 @@ class Round:
         return self.merge([u for d, u in sorted(self.updates.items()) if d != device])
 
     def validate(self, updates):
-        return accept_valid(updates.items(), self.manifests, ValidationPolicy())
+        policy = ValidationPolicy()
+        results = {d: accept_valid(updates[d], self.manifests[d], policy) for d in updates}
+        accepted = [update for update, _ in results.values() if update is not None]
+        return accepted, {d: reason for d, (_, reason) in results.items() if reason is not None}
 
 
 @cache
@@ -103,10 +107,9 @@ def run_round(tag):
     """Run one round of a method and record its updates and manifests."""
     updates, all_manifests = {}, {}
 
-    def record_call(replies, manifests, policy):
-        updates.update(replies)
-        all_manifests.update(manifests)
-        return accept_valid(replies, manifests, policy)
+    def record_call(reply, manifest, policy):
+        updates[manifest.device], all_manifests[manifest.device] = reply, manifest
+        return accept_valid(reply, manifest, policy)
 
     method = make_method(METHODS[tag])
     with patch.object(round_training, "accept_valid", record_call):
@@ -121,7 +124,7 @@ def test_there_are_forty_kinds_of_bad_updates():
 @pytest.mark.parametrize("tag", METHODS)
 def test_honest_updates_are_accepted_unchanged(tag):
     round = run_round(tag)
-    updates, rejected = round.validate(dict(reversed(round.updates.items())))
+    updates, rejected = round.validate(round.updates)
     assert rejected == {}
     assert [update.device for update in updates] == list(range(DEVICES))
     assert all(update is round.updates[update.device] for update in updates)
@@ -203,11 +206,11 @@ def test_a_delta_of_large_norm_is_rejected_or_clipped():
         "device 3: expected a delta of norm up to 1, got 5"
     )
     clipping = ValidationPolicy(norm=1.0, clip=True)
-    [clipped], rejected = accept_valid([(3, GOOD)], {3: MANIFEST}, clipping)
-    assert rejected == {}
+    clipped, reason = accept_valid(GOOD, MANIFEST, clipping)
+    assert reason is None
     assert torch.allclose(clipped.delta["weight"], torch.tensor([0.6, 0.8]))
     assert torch.equal(GOOD.delta["weight"], torch.tensor([3.0, 4.0]))
-    [short], _ = accept_valid([(3, GOOD)], {3: MANIFEST}, ValidationPolicy(norm=9.0, clip=True))
+    short, _ = accept_valid(GOOD, MANIFEST, ValidationPolicy(norm=9.0, clip=True))
     assert short is GOOD
 
 
@@ -220,22 +223,22 @@ def test_policies_are_decoded_and_checked():
         ValidationPolicy(norm=0.0)
 
 
-def test_two_replies_from_one_device_are_both_rejected():
-    updates, rejected = accept_valid(
-        [(5, replace(GOOD, device=5)), (3, GOOD), (3, GOOD)],
-        {3: MANIFEST, 5: replace(MANIFEST, device=5)},
-        ValidationPolicy(),
-    )
-    assert [update.device for update in updates] == [5]
-    assert rejected == {3: "device 3: expected one reply, got 2"}
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64])
+def test_every_number_up_to_the_largest_is_accepted(dtype):
+    def find(*numbers):
+        return list(check_values("delta", {"w": torch.tensor(numbers).to(dtype)}, 100.0))
+
+    assert find(100.0, -100.0, 100.0) == []  # their norm is above it
+    assert find(0.0, 101.0) == ["delta 'w' of numbers up to 100, got 101"]
+    assert find(-101.0) == ["delta 'w' of numbers up to 100, got 101"]
 
 
-def test_a_reply_from_a_device_without_a_task_is_rejected():
-    updates, rejected = accept_valid(
-        [(9, replace(GOOD, device=9)), (3, GOOD)], {3: MANIFEST}, ValidationPolicy()
-    )
-    assert [update.device for update in updates] == [3]
-    assert rejected == {9: "device 9: expected no reply without a task, got one"}
+def test_numbers_whose_squares_overflow_are_finite():
+    params = {"w": torch.full((3,), 1e30), "v": torch.ones(2)}
+    assert list(check_values("device_state", params, math.inf)) == []
+    params["v"][1] = math.nan
+    [problem] = check_values("device_state", params, math.inf)
+    assert problem == "device_state 'v' of finite numbers, got 1 that are not"
 
 
 class RaisesAlways:

@@ -142,19 +142,16 @@ class AsyncDevices:
         """Return the update of a task that ends, if it is valid, and the task's record."""
         task = self._tasks.pop(device)
         record = msgspec.structs.replace(task.record, round=run.state.next_round)
-        updates: list[Update] = []
-        reasons: dict[int, str] = {}
+        update, reason = None, None
         if task.rows:
             job, number = self._jobs.pop(device)
             _, reply = self._pool.collect([number])
             manifest = make_manifest(run, self._base_params[task.base], job)
-            updates, reasons = accept_valid(
-                [(device, reply)], {device: manifest}, run.settings.guard
-            )
+            update, reason = accept_valid(reply, manifest, run.settings.guard)
         self._forget_versions()
-        staleness = run.state.next_round - task.base
-        update = replace(updates[0], staleness=staleness) if updates else None
-        return update, complete_record(record, update, reasons.get(device))
+        if update is not None:
+            update = replace(update, staleness=run.state.next_round - task.base)
+        return update, complete_record(record, update, reason)
 
     def _abandon_tasks(self) -> list[TaskRecord]:
         """End the tasks in flight with the run; their records hold the costs of the whole task."""

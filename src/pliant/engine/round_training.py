@@ -43,16 +43,15 @@ def train_round(run: Run, pool: Pool[Job, Update], jobs: Sequence[Job]) -> Train
         with closing(pool.stream(jobs, shared)) as replies:
             for job, reply in zip(jobs, replies, strict=True):
                 device, manifest = job.key.device, make_manifest(run, shared, job)
-                updates, reasons = accept_valid(
-                    [(device, reply)], {device: manifest}, run.settings.guard
-                )
-                rejections.update(reasons)
-                for update in updates:
-                    if update.device_state is not None:
-                        device_states[device] = update.device_state
-                    if update.residual:
-                        residuals[device] = update.residual
-                    yield update
+                update, reason = accept_valid(reply, manifest, run.settings.guard)
+                if update is None:
+                    rejections[device] = str(reason)
+                    continue
+                if update.device_state is not None:
+                    device_states[device] = update.device_state
+                if update.residual:
+                    residuals[device] = update.residual
+                yield update
 
     def merge(planned: Sequence[Update], jobs: Sequence[Job]) -> tuple[Any, list[Update]]:
         with closing(iter_valid(jobs)) as updates:

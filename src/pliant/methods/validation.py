@@ -5,8 +5,7 @@ the same as without it.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Annotated, Any, NamedTuple
@@ -95,30 +94,14 @@ def select_variances(params: Mapping[str, Tensor]) -> Params:
 
 
 def accept_valid(
-    replies: Iterable[tuple[int, object]],
-    manifests: Mapping[int, UpdateManifest],
-    policy: ValidationPolicy,
-) -> tuple[list[Update], dict[int, str]]:
-    """Return the valid updates in device order, and the reasons for rejecting the others.
-
-    Each reply comes with the device that sent it, as known to the transport; the device number in
-    the update is only a claim. If a device sends two replies, both are rejected.
-    """
-    received = list(replies)
-    reply_counts = Counter(device for device, _ in received)
-    accepted: dict[int, Update] = {}
-    rejected: dict[int, str] = {}
-    for device, reply in received:
-        if device not in manifests:
-            rejected[device] = f"device {device}: expected no reply without a task, got one"
-        elif reply_counts[device] > 1:
-            rejected[device] = f"device {device}: expected one reply, got {reply_counts[device]}"
-        elif (problem := find_problem(reply, manifests[device], policy)) is not None:
-            rejected[device] = problem
-        elif isinstance(reply, Update):  # always true here
-            max_norm = policy.norm if policy.clip else None
-            accepted[device] = reply if max_norm is None else clip_update(reply, max_norm)
-    return [accepted[device] for device in sorted(accepted)], rejected
+    reply: object, manifest: UpdateManifest, policy: ValidationPolicy
+) -> tuple[Update | None, str | None]:
+    """Return the update in a reply if it is valid, or else the reason for rejecting it."""
+    problem = find_problem(reply, manifest, policy)
+    if problem is not None or not isinstance(reply, Update):  # only an update has no problem
+        return None, problem
+    max_norm = policy.norm if policy.clip else None
+    return reply if max_norm is None else clip_update(reply, max_norm), None
 
 
 def find_problem(update: object, manifest: UpdateManifest, policy: ValidationPolicy) -> str | None:
@@ -173,7 +156,8 @@ def _iter_problems(
         ("device_state", device_state, make_specs(flatten_state(manifest.device_state)), math.inf),
     )
     for group, params, specs, _ in groups:
-        yield from check_tensors(group, params, specs)
+        if type(params) is not dict or params or specs:
+            yield from check_tensors(group, params, specs)
     tensors = [tensor for _, params, _, _ in groups for tensor in params.values()]
     yield from _check_size(tensors, policy.size_factor)
     for group, params, _, largest in groups:
@@ -252,17 +236,17 @@ def _is_subnet_of(subnet: object, net: Elastic) -> bool:
     """Check whether a subnet could have been drawn from a network."""
     if type(subnet) is not Subnet or type(subnet.masks) is not tuple:
         return False
-    masks = subnet.masks
-    return (
-        subnet.network == net.fingerprint
-        and all(type(mask) is np.ndarray and mask.dtype == np.bool_ for mask in masks)
-        and [mask.shape for mask in masks] == [(size,) for size in net.sizes]
-        and all(mask.any() for mask in masks)
-        and all(count(runs, masks) for runs in net.program.fragile_spans)
-        and type(subnet.scales) is tuple
-        and len(subnet.scales) == len(masks)
-        and all(type(scale) is float and 0 < scale < math.inf for scale in subnet.scales)
-    )
+    masks, scales = subnet.masks, subnet.scales
+    if subnet.network != net.fingerprint or type(scales) is not tuple:
+        return False
+    if not len(masks) == len(scales) == len(net.sizes):
+        return False
+    for mask, scale, size in zip(masks, scales, net.sizes, strict=True):
+        if type(mask) is not np.ndarray or mask.dtype != np.bool_ or mask.shape != (size,):
+            return False
+        if type(scale) is not float or not 0 < scale < math.inf or not np.count_nonzero(mask):
+            return False
+    return all(count(runs, masks) for runs in net.program.fragile_spans)
 
 
 def check_tensors(group: str, tensors: object, expected: TensorSpecs) -> Iterator[str]:
@@ -297,7 +281,7 @@ def _find_memory_problem(tensor: Tensor) -> str | None:
     """Return why a tensor is not a dense array in memory, or None."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return "that is sparse"
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         return f"on {tensor.device.type}"
     if tensor.requires_grad or tensor.grad_fn is not None:
         return "that requires a gradient"
@@ -329,8 +313,7 @@ def _check_size(tensors: list[Tensor], size_factor: float) -> Iterator[str]:
 
 def check_values(group: str, params: Params, largest: float) -> Iterator[str]:
     """Find numbers that are not finite, or beyond the largest."""
-    norm = _compute_norm(params)
-    if math.isfinite(norm) and norm <= largest:  # the norm bounds every number
+    if _estimate_norm(params) < 0.99 * largest:  # the norm bounds every number
         return
     for name, tensor in params.items():
         label, norm = f"{group} {_format_name(name)}", _compute_norm({name: tensor})
@@ -340,6 +323,12 @@ def check_values(group: str, params: Params, largest: float) -> Iterator[str]:
             maximum = float(tensor.to(torch.float64).abs().max())
             if maximum > largest:
                 yield f"{label} of numbers up to {largest:g}, got {maximum:.6g}"
+
+
+def _estimate_norm(params: Params) -> float:
+    """Return the Euclidean norm, rounded as the tensors are: fast, but it may overflow."""
+    tensors = [x if x.is_floating_point() else x.to(torch.float64) for x in params.values()]
+    return math.hypot(*map(float, torch._foreach_norm(tensors))) if tensors else 0.0
 
 
 def _compute_norm(params: Params) -> float:

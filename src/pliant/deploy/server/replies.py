@@ -91,10 +91,10 @@ def check_reply(run: Run, request: SentRequest, message: RawReply, arrival: floa
     except (ValueError, LookupError, RuntimeError, TypeError) as error:
         return reject(f"tensors that match the request: {error}")
     manifest = replace(request.manifest, device_state=None)  # a device's state stays on the device
-    updates, reasons = accept_valid([(device, update)], {device: manifest}, policy)
-    if not updates:
-        return end(f"rejected: {reasons[device]}")
-    return replace(end(""), update=updates[0], reply=reply, curve=parse_curve(reply.curve))
+    accepted, reason = accept_valid(update, manifest, policy)
+    if accepted is None:
+        return end(f"rejected: {reason}")
+    return replace(end(""), update=accepted, reply=reply, curve=parse_curve(reply.curve))
 
 
 def _build_update(
