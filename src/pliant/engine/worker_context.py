@@ -39,6 +39,7 @@ from pliant.methods.verbs import (
     CountsFilters,
     HasBudgetPolicy,
     HasDeviceState,
+    HasExtraUpload,
     HasStepCost,
     LimitsRows,
     Merges,
@@ -119,8 +120,8 @@ class WorkerContext:
         padded = [row + (0,) * (longest - len(row)) for row in sizes]
         return np.array(padded, np.float64).reshape(len(sizes), longest)
 
-    # What a method leaves out is what FedAvg does. What every step or task needs is checked once:
-    # isinstance with a protocol takes longer than the rest of a step's cost.
+    # What a method leaves out is what FedAvg does. What every round, task or step needs is checked
+    # once: isinstance with a protocol takes longer than the rest of a step's cost.
 
     @cached_property
     def budget_policy(self) -> BudgetPolicy:
@@ -131,9 +132,7 @@ class WorkerContext:
 
     def limit_row(self, state: Any, progress: float) -> int | None:
         """Return the last row that devices may choose in a round; None: they may choose any."""
-        if not isinstance(self.method, LimitsRows):
-            return None
-        return self.method.limit_row(self.net, state, progress)
+        return None if self._limiter is None else self._limiter.limit_row(self.net, state, progress)
 
     def limit_budget(self, last_row: int | None) -> BudgetPolicy:
         """Return the policy of a round with this last row."""
@@ -150,7 +149,7 @@ class WorkerContext:
     @property
     def open_passes(self) -> int:
         """Return the most passes over a device's data if it does as many steps as fit, else 0."""
-        return self.method.local.epochs if isinstance(self.method, LimitsRows) else 0
+        return 0 if self._limiter is None else self.method.local.epochs
 
     @property
     def scales_inputs(self) -> bool:
@@ -173,12 +172,26 @@ class WorkerContext:
         return self.net if side is None else self.net.at(side, side)
 
     @cached_property
+    def _limiter(self) -> LimitsRows | None:
+        return self.method if isinstance(self.method, LimitsRows) else None
+
+    @cached_property
     def _selector(self) -> SelectsSubnets | None:
         return self.method if isinstance(self.method, SelectsSubnets) else None
 
     @cached_property
     def _coster(self) -> HasStepCost | None:
         return self.method if isinstance(self.method, HasStepCost) else None
+
+    @property
+    def trains_full_network(self) -> bool:
+        """Return whether every step trains the full network on a whole mini-batch, once."""
+        return self._selector is None and self._coster is None and self._scaler is None
+
+    @property
+    def sends_subnets(self) -> bool:
+        """Return whether devices may be sent a subnet instead of the full network."""
+        return self._sender is not None
 
     @cached_property
     def _sender(self) -> SendsSubnets | None:
@@ -301,7 +314,11 @@ class WorkerContext:
             return self._trainer.train(self.net, task, steps)
         return train_locally(self.net, task, steps, self.method.local.optimiser)
 
-    @property
+    @cached_property
+    def _merger(self) -> Any:  # a `Merges`, which takes a stream only if `merges_stream`
+        return self.method if isinstance(self.method, Merges) else None
+
+    @cached_property
     def merges_stream(self) -> bool:
         """Return whether updates can be merged as they come."""
         method = self.method
@@ -311,16 +328,25 @@ class WorkerContext:
 
     def merge(self, state: Any, updates: Sequence[Update] | UpdateStream) -> Any:
         """Return the server's next state."""
-        if isinstance(self.method, Merges):
-            merge: Any = self.method.merge  # takes a stream only if `merges_stream`
-            return merge(self.net, state, updates)
+        if self._merger is not None:
+            return self._merger.merge(self.net, state, updates)
         stream = open_stream(updates)
         delta = average_deltas(self.net, state.params, stream, weight_by("samples"))
         return replace(state, params=apply_delta(state.params, delta)) if stream.seen else state
 
+    @cached_property
+    def _broadcaster(self) -> Broadcasts | None:
+        return self.method if isinstance(self.method, Broadcasts) else None
+
     def broadcast(self, state: Any) -> Params:
         """Return what devices are sent along with the network."""
-        return self.method.broadcast(state) if isinstance(self.method, Broadcasts) else {}
+        return {} if self._broadcaster is None else self._broadcaster.broadcast(state)
+
+    @cached_property
+    def extra_upload_bytes(self) -> int:
+        """Return how many bytes a device uploads on top of its delta."""
+        method = self.method
+        return method.extra_upload_bytes(self.net) if isinstance(method, HasExtraUpload) else 0
 
 
 def list_batch_sizes(samples: int, local: LocalTraining) -> tuple[int, ...]:
