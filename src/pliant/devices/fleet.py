@@ -126,13 +126,10 @@ class Fleet(Value, frozen=True):
 
     def get_costs(self, devices: IntArray, *, seed: int = 0) -> DeviceCosts:
         """Return the latency, energy constants and memory of these devices."""
-        indices = self.get_class_indices(devices, seed=seed)
-
-        def expand(field: str) -> FloatArray:
-            values = [getattr(device_class, field) for device_class in self.classes]
-            return np.array([math.inf if value is None else value for value in values])[indices]
-
-        return DeviceCosts(*(expand(field) for field in DeviceCosts._fields))
+        names = DeviceCosts._fields
+        values = [[getattr(device_class, name) for device_class in self.classes] for name in names]
+        table = np.array([[math.inf if x is None else x for x in row] for row in values])
+        return DeviceCosts(*table[:, self.get_class_indices(devices, seed=seed)])
 
     def compute_links(
         self,
@@ -199,6 +196,9 @@ class Fleet(Value, frozen=True):
     ) -> PiecewiseConstant:
         if not len(devices):
             return make_constant(np.zeros(0), length)
+        if len(traces) == 1:
+            query = TraceQuery(seed, devices, self.round_seconds, address)
+            return traces[0].compute_speeds(query, start, length)
         indices = self.get_class_indices(devices, seed=seed)
         parts, positions = [], []
         for class_index in np.unique(indices):

@@ -34,10 +34,12 @@ class PiecewiseConstant:
 
     @cached_property
     def cumulative_work(self) -> FloatArray:  # (device, segment + 1): at each change and at the end
-        ends = np.minimum(self.times, self.length)
-        widths = np.diff(ends, axis=1, append=self.length)
-        zero = np.zeros((len(self.times), 1))
-        return np.concatenate([zero, np.cumsum(widths * self.levels, axis=1)], axis=1)
+        shape = len(self.times), self.times.shape[1] + 1
+        bounds, work = np.full(shape, self.length), np.zeros(shape)
+        np.minimum(self.times, self.length, out=bounds[:, :-1])
+        widths = bounds[:, 1:] - bounds[:, :-1]
+        np.cumsum(widths * self.levels, axis=1, out=work[:, 1:])
+        return work
 
     @property
     def total(self) -> FloatArray:
@@ -49,33 +51,38 @@ class PiecewiseConstant:
 
     def scale(self, factor: FloatArray | float) -> "PiecewiseConstant":
         """Multiply each device's speed by its factor."""
-        factors = np.broadcast_to(np.asarray(factor, np.float64), len(self.times))
-        return PiecewiseConstant(self.times, self.levels * factors[:, None], self.length)
+        factors = np.asarray(factor, np.float64).reshape(-1, 1)
+        return PiecewiseConstant(self.times, self.levels * factors, self.length)
 
     def speed(self, at: FloatArray) -> FloatArray:
         """Return each device's speed at its own time; a change applies from its instant on."""
-        return self._pick(self.levels, _count_true(self.times <= at[:, None]) - 1)
+        is_constant = self.times.shape[1] == 1
+        return self.levels[:, 0] if is_constant else self._pick(self.levels, self._find_segment(at))
 
     def work(self, at: FloatArray) -> FloatArray:
         """Return each device's work from the start to its own time."""
         at = np.minimum(at, self.length)
-        segment = _count_true(self.times <= at[:, None]) - 1
+        if self.times.shape[1] == 1:  # the speeds never change
+            return at * self.levels[:, 0]
+        segment = self._find_segment(at)
         since = at - self._pick(self.times, segment)
         return self._pick(self.cumulative_work, segment) + since * self._pick(self.levels, segment)
 
     def finish_time(self, at: FloatArray, work: FloatArray) -> FloatArray:
         """Return the first time by which each device has done `work` after `at`, or infinity."""
         target = self.work(at) + work
-        # strictly below: work that ends at a pause is done when the pause starts
-        behind = _count_true(self.cumulative_work < target[:, None])
-        is_never = behind == self.cumulative_work.shape[1]
-        segment = np.maximum(behind - 1 - is_never, 0)
-        level = self._pick(self.levels, segment)
-        level = np.where(is_never | (level == 0), 1.0, level)
-        rest = target - self._pick(self.cumulative_work, segment)
-        end = self._pick(self.times, segment) + rest / level
+        if self.times.shape[1] == 1:
+            level = self.levels[:, 0]
+            end = target / np.where(level == 0, 1.0, level)
+        else:
+            # strictly below: work that ends at a pause is done when the pause starts
+            behind = self.cumulative_work[:, :-1] < target[:, None]
+            segment = np.maximum(_count_true(behind) - 1, 0)
+            level = self._pick(self.levels, segment)
+            rest = target - self._pick(self.cumulative_work, segment)
+            end = self._pick(self.times, segment) + rest / np.where(level == 0, 1.0, level)
         end = np.where(work > 0, np.maximum(end, at), at)
-        return np.where(is_never, np.inf, end)
+        return np.where(target > self.total, np.inf, end)
 
     def start_time(self, end: FloatArray, work: FloatArray) -> FloatArray:
         """Return the last time from which each device does `work` by `end`, or minus infinity."""
@@ -109,6 +116,9 @@ class PiecewiseConstant:
     @cached_property
     def _all_devices(self) -> IntArray:
         return np.arange(len(self.times))
+
+    def _find_segment(self, at: FloatArray) -> IntArray:
+        return _count_true(self.times <= at[:, None]) - 1
 
     def _pick(self, table: FloatArray, column: IntArray) -> FloatArray:
         return np.asarray(table[self._all_devices, column])

@@ -125,11 +125,13 @@ def close_round(
     closed_at = queue.now
     # a device that is not done when the round closes early could not be late
     unfinished = TaskOutcome.SURPLUS if closed_at < deadline else TaskOutcome.LATE
-    outcomes = np.where(in_time, TaskOutcome.SURPLUS, unfinished).astype(np.int8)
-    outcomes[dropped] = TaskOutcome.DROPPED
-    outcomes[merged] = np.where(is_partial[merged], TaskOutcome.PARTIAL, TaskOutcome.FINISHED)
+    # as numbers: numpy takes long to convert an enum
+    outcomes = np.where(in_time, TaskOutcome.SURPLUS.value, unfinished.value).astype(np.int8)
+    outcomes[dropped] = TaskOutcome.DROPPED.value
+    partial, finished = TaskOutcome.PARTIAL.value, TaskOutcome.FINISHED.value
+    outcomes[merged] = np.where(is_partial[merged], partial, finished)
     if len(merged) < rules.quorum_size(target_updates):
-        outcomes[merged] = TaskOutcome.VOID
+        outcomes[merged] = TaskOutcome.VOID.value
     return RoundClosure(outcomes, arrival, closed_at)
 
 

@@ -48,8 +48,8 @@ class RoundTasks:
         return np.cumsum(self.full_macs[:, ::-1], axis=1)[:, ::-1]
 
     def __post_init__(self) -> None:
-        has_step = (self.full_macs > 0).astype(int)
-        if not has_step[:, :1].all() or (np.diff(has_step, axis=1) > 0).any():
+        has_step = self.full_macs > 0
+        if not has_step[:, :1].all() or (has_step[:, 1:] > has_step[:, :-1]).any():
             raise ValueError(
                 "Expected at least one mini-batch per device, without gaps, each above 0 MACs"
             )

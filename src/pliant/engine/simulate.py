@@ -12,6 +12,7 @@ from torch import nn
 from pliant.compression import Uncompressed
 from pliant.data import FederatedData
 from pliant.devices import FULL_NETWORK, FixedChoice, Fleet, RowChoice, compute_joules
+from pliant.devices.budget import BoolArray
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.checks import check_trainable
 from pliant.engine.ledger import RoundRecord, TaskRecord
@@ -33,7 +34,7 @@ from pliant.engine.worker_context import (
 from pliant.methods.base import TaskKey, TaskKeys, Update
 from pliant.methods.error_feedback import count_update_bytes
 from pliant.methods.state import init_states
-from pliant.methods.verbs import HasExtraUpload, LimitsRows, Method, SendsSubnets
+from pliant.methods.verbs import LimitsRows, Method
 from pliant.nn.elastic import ElasticOptions
 from pliant.params import get_params, nbytes
 from pliant.storage import run_dir
@@ -41,6 +42,8 @@ from pliant.value import encode
 from pliant.workers.pool import AnyWorkers, InlineWorkers, Pool, open_pool, preload_modules
 
 T = TypeVar("T")
+
+_LABELS = [outcome.label for outcome in TaskOutcome]
 
 
 def simulate(
@@ -197,11 +200,11 @@ def schedule_round(
     start = run.state.seconds if start is None else start
     sizes = context.compute_batch_sizes(devices)
     full_macs = sizes * context.full_macs
-    server_state, method = run.state.server_state, context.method
+    server_state = run.state.server_state
     keys = TaskKeys(settings.seed, number, devices)
     param_bytes = np.full(len(devices), float(nbytes(server_state.params)))
     down = nbytes(context.broadcast(server_state))
-    up = method.extra_upload_bytes(context.net) if isinstance(method, HasExtraUpload) else 0
+    up = context.extra_upload_bytes
     is_plain = isinstance(settings.compression, Uncompressed)
     update_bytes = count_update_bytes(context.net, server_state.params, settings.compression)
     returned_bytes = np.full(len(devices), float(update_bytes))
@@ -216,13 +219,15 @@ def schedule_round(
         return RoundTasks(devices, full_macs, sent + down, returned + up, fits)
 
     if policy.is_per_round and policy is not FULL_NETWORK:  # a subnet may be sent: fewer bytes
-        tasks_of = make_packed_tasks if isinstance(method, SendsSubnets) else None
+        tasks_of = make_packed_tasks if context.sends_subnets else None
         status = compute_start_status(
             run.fleet, tasks, seed=settings.seed, start=start, tasks_of=tasks_of
         )
         choice = policy.choose(status)
         tasks = make_packed_tasks(choice.row)
         policy = FixedChoice(status, choice)
+    # then every step costs what it is planned to
+    is_full = policy is FULL_NETWORK and context.trains_full_network
     order = np.argsort(devices)
 
     def compute_step_cost(active_devices: IntArray, step: int, choice: RowChoice) -> FloatArray:
@@ -239,7 +244,7 @@ def schedule_round(
         round=number,
         start=start,
         target_updates=run.target_updates,
-        step_cost=compute_step_cost,
+        step_cost=None if is_full else compute_step_cost,
     )
 
 
@@ -260,29 +265,43 @@ def draft_task_records(run: Run, timetable: Timetable) -> list[TaskRecord]:
     joules = compute_joules(costs, timetable.spent, traffic, timetable.idle)
     # a device whose update does not count stops when the round closes
     limit = np.where(timetable.used_steps > 0, np.inf, timetable.closed_at)[:, None]
-    started = (timetable.start < limit).sum(axis=1).tolist()
-    ended = (np.isfinite(timetable.end) & (timetable.end <= limit)).sum(axis=1).tolist()
-    steps = slice(None if run.settings.step_records else 0)  # all or none
+    is_started = timetable.start < limit
+    is_ended = np.isfinite(timetable.end) & (timetable.end <= limit)
+    columns = {
+        "device": timetable.devices,
+        "steps": timetable.used_steps,
+        "macs": timetable.spent,
+        "useful": timetable.useful,
+        "available": timetable.available,
+        "down": timetable.down.astype(np.int64),
+        "up": timetable.up.astype(np.int64),
+        "seconds": timetable.busy,
+        "joules": joules,
+        "short": (timetable.is_short & is_started).sum(axis=1),
+    }
+    # reading arrays one number at a time would be slow
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    number, labels = run.state.next_round, [_LABELS[x] for x in timetable.outcomes.tolist()]
+    steps: list[dict[str, Any]] = [{}] * len(labels)
+    if run.settings.step_records:
+        steps = _list_steps(timetable, is_started, is_ended)
     return [
         TaskRecord(
-            round=run.state.next_round,
-            device=device,
-            outcome=TaskOutcome(timetable.outcomes[index]).label,
-            samples=0,
-            steps=int(timetable.used_steps[index]),
-            macs=float(timetable.spent[index]),
-            useful=float(timetable.useful[index]),
-            available=float(timetable.available[index]),
-            down=int(timetable.down[index]),
-            up=int(timetable.up[index]),
-            seconds=float(timetable.busy[index]),
-            joules=float(joules[index]),
-            starts=tuple(timetable.start[index, : started[index]][steps].tolist()),
-            ends=tuple(timetable.end[index, : ended[index]][steps].tolist()),
-            rows=tuple(timetable.row[index, : started[index]][steps].tolist()),
-            short=int(timetable.is_short[index, : started[index]].sum()),
+            round=number, outcome=label, samples=0, **dict(zip(columns, row, strict=True)), **step
         )
-        for index, device in enumerate(timetable.devices.tolist())
+        for label, row, step in zip(labels, rows, steps, strict=True)
+    ]
+
+
+def _list_steps(
+    timetable: Timetable, is_started: BoolArray, is_ended: BoolArray
+) -> list[dict[str, Any]]:
+    """Return the times and rows of each task's mini-batches."""
+    started, ended = is_started.sum(axis=1).tolist(), is_ended.sum(axis=1).tolist()
+    columns = timetable.start.tolist(), timetable.end.tolist(), timetable.row.tolist()
+    return [
+        {"starts": tuple(start[:n]), "ends": tuple(end[:m]), "rows": tuple(row[:n])}
+        for start, end, row, n, m in zip(*columns, started, ended, strict=True)
     ]
 
 
