@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from pliant.nn.compiler import channels
@@ -140,18 +141,27 @@ class Builder:
     # instructions
 
     def emit(
-        self, node: fx.Node, run: RunFn, reads: Iterable[int], layout: Layouts, *params: str | None
+        self,
+        node: fx.Node,
+        run: RunFn | None,
+        reads: Iterable[int],
+        layout: Layouts,
+        *params: str | None,
     ) -> bool:
         """Add the instruction that computes a node from these slots and parameters.
 
-        The result is True, as a rule returns when it applies.
+        Without `run`, its readers get what it reads. The result is True, as a rule returns when it
+        applies.
         """
-        if node.meta.get("is_no_grad"):
+        if node.meta.get("is_no_grad") and run is not None:
             run = torch.no_grad()(run)
         self._track_gradient(node, *params)
         if not self._varying_nodes.isdisjoint(node.all_input_nodes):
             self._varying_nodes.add(node)
-        self._slots[node] = self.add_instruction(node.name, run, tuple(reads))
+        read_slots = tuple(reads)
+        self._slots[node] = (
+            read_slots[0] if run is None else self.add_instruction(node.name, run, read_slots)
+        )
         self._layouts[node] = layout
         parts = [layout] if layout is None or isinstance(layout, ChannelLayout) else layout
         for part in parts:
@@ -163,6 +173,8 @@ class Builder:
 
     def replay(self, node: fx.Node, layout: Layouts, slots: Slots, *params: str | None) -> bool:
         """Add a node's own operation, reading these slots."""
+        if self._is_delayed(node):
+            return self.emit(node, None, slots.values(), layout, *params)
         target = find_overwritten_input(node, self.modules)
         run = self._make_replay(node, slots) if target is None else _overwrite(target, slots)
         return self.emit(node, run, slots.values(), layout, *params)
@@ -296,11 +308,37 @@ class Builder:
 
     def _make_replay(self, node: fx.Node, slots: Slots) -> RunFn:
         args, kwargs = replace_nodes((node.args, node.kwargs), slots.__getitem__)
-        call = find_callable(node, lambda path: copy_module(self.modules[path]))
+        call = self._find_call(node)
+        sources = node.all_input_nodes
+        if len(sources) == 1 and self._is_delayed(sources[0]):
+            pool, relu = call, self._find_call(sources[0])
+            call = lambda *args, **kwargs: relu(pool(*args, **kwargs))  # noqa: E731
         if len(args) == 1 and isinstance(args[0], Slot) and not _collect_slots(kwargs):
             slot = args[0].number
             return lambda env, _: call(env[slot], **kwargs)
         return lambda env, _: call(*resolve_slots(args, env), **resolve_slots(kwargs, env))
+
+    def _find_call(self, node: fx.Node) -> Callable[..., Any]:
+        return find_callable(node, lambda path: copy_module(self.modules[path]))
+
+    def _is_delayed(self, node: fx.Node) -> bool:
+        """Return whether a node is a ReLU that only a max pooling reads.
+
+        It is applied after the pooling: the same numbers and gradients, from fewer activations.
+        """
+        if len(node.users) != 1 or self._find_kind(node) not in (nn.ReLU, torch.relu, F.relu):
+            return False
+        reader = next(iter(node.users))
+        return (
+            self._find_kind(reader) in (nn.MaxPool2d, F.max_pool2d)
+            and isinstance(reader.meta["value"], Tensor)  # not with its indices too
+            and node.meta.get("is_no_grad") == reader.meta.get("is_no_grad")
+        )
+
+    def _find_kind(self, node: fx.Node) -> Any:
+        """Return the class of the module, or the function, that a node calls."""
+        is_module = node.op == "call_module"
+        return type(self.modules[str(node.target)]) if is_module else node.target
 
     def _record_activation(self, value: Any, layout: Layouts) -> None:
         if not isinstance(value, Tensor) or value.numel() % BATCH:
