@@ -141,16 +141,6 @@ def test_workers_have_the_environment_of_their_start(pool, monkeypatch):
     assert pool.run([("environment", "PLIANT_TEST_WORD")], {}) == [None]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
-def test_all_workers_are_forked_from_one_process_without_threads(pool):
-    with open_pool(ProcessWorkers(count=2), no_context, execute) as other:
-        assert other.run([("echo", 1)], {}) == [1]
-        [server] = {worker.ppid() for worker in list_workers()}
-    assert server != os.getpid()
-    assert psutil.Process(server).num_threads() == 1
-    assert "pliant.workers.preload" in " ".join(psutil.Process(server).cmdline())
-
-
 @pytest.mark.parametrize("workers", [InlineWorkers(), ProcessWorkers(count=1)])
 def test_this_process_has_one_thread_while_workers_are_open(workers):
     torch.set_num_threads(2)
@@ -311,6 +301,44 @@ def run_script(tmp_path, folder, script=SCRIPT):
     return parent.returncode, errors
 
 
+FORKING_SCRIPT = """
+import os, signal, sys, threading
+from multiprocessing import active_children, connection
+from pathlib import Path
+import psutil
+from pliant.storage.run_lock import RunLock
+from pliant.workers.pool import ProcessWorkers, open_pool
+from tests.workers.worker_jobs import execute, list_workers, no_context
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which must not apply to workers
+    lock = RunLock(Path(sys.argv[1], "run"))
+    with open_pool(ProcessWorkers(count=2), no_context, execute) as pool:
+        assert pool.run([("echo", 1)], {}) == [1]
+        assert [worker.ppid() for worker in list_workers()] == [os.getpid()] * 2
+        assert connection.wait([child.sentinel for child in active_children()], 0) == []
+        lock.release()
+        RunLock(Path(sys.argv[1], "run"))  # no worker has kept it
+        list_workers()[0].terminate()
+        assert pool.run([("echo", 1)] * 3, {}) == [1] * 3
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    with open_pool(ProcessWorkers(count=2), no_context, execute) as pool:
+        assert pool.run([("echo", 1)], {}) == [1]
+        [server] = {worker.ppid() for worker in list_workers()}
+    assert server != os.getpid()
+    assert psutil.Process(server).num_threads() == 1
+    assert "pliant.workers.preload" in " ".join(psutil.Process(server).cmdline())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_workers_are_forked_from_this_process_or_if_it_has_threads_from_another(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert run_script(tmp_path, tmp_path, FORKING_SCRIPT) == (0, "")
+
+
 def test_workers_of_a_killed_parent_stop_in_the_middle_of_a_job(folder, tmp_path):
     started = tmp_path / "started"
     with start_script(tmp_path, folder, started) as parent:
@@ -329,7 +357,10 @@ def test_a_pool_that_is_never_closed_does_not_block_exit(folder, tmp_path):
 
 @pytest.mark.slow  # four starts, one after another
 def test_a_script_without_a_main_guard_is_an_error(folder, tmp_path):
-    unguarded = SCRIPT.replace('if __name__ == "__main__":', "if True:")
+    threaded = (
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    unguarded = SCRIPT.replace('if __name__ == "__main__":', f"{threaded}\nif True:")
     returncode, errors = run_script(tmp_path, folder, unguarded)
     assert returncode == 1
     assert 'under `if __name__ == "__main__":`' in errors

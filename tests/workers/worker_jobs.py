@@ -77,13 +77,13 @@ def run_rounds(pool, jobs, count=2):
 
 
 def list_workers():
-    """Return this process's workers: forked from one of its children, or spawned."""
-    workers = []
+    """Return this process's workers: forked from it or one of its children, or spawned."""
+    workers, own_command = [], " ".join(psutil.Process().cmdline())
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             command = " ".join(process.cmdline())
             is_forked = "forkserver" in command and process.ppid() != os.getpid()
-            if is_forked or "spawn_main" in command:
+            if is_forked or "spawn_main" in command or command == own_command:
                 workers.append(process)
     return workers
 

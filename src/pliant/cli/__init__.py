@@ -78,6 +78,7 @@ def build_app(command: str | None, *, is_plain: bool) -> App:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process without threads can be forked
     words = list(sys.argv[1:] if arguments is None else arguments)
     tokens = [token for token in words if token != "--debug"]
     app = build_app(next(iter(tokens), None), is_plain=not sys.stdout.isatty())

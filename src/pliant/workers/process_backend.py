@@ -19,7 +19,7 @@ from pliant.params import Params
 from pliant.workers.pool import WorkerLost, WorkerReply
 from pliant.workers.serialisation import deserialise, serialise, serialise_chunks
 from pliant.workers.shared_memory import choose_memory_folder, write_shared
-from pliant.workers.worker_main import SETUP_FILE, run_worker
+from pliant.workers.worker_main import SETUP_FILE, run_forked_worker, run_worker
 
 STOP_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL
 ONE_THREAD_ENV = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -107,8 +107,8 @@ class ProcessBackend:
 
 
 def preload_modules(*modules: str) -> None:
-    """Start the process that workers are forked from, and let it import modules."""
-    if sys.platform == "linux":
+    """Start the process that workers are forked from, if any, and let it import modules."""
+    if sys.platform == "linux" and not _can_fork():
         from pliant.workers.fork_server import start_server
 
         with _set_child_environment():
@@ -119,6 +119,13 @@ def _start_process(pipe: "Connection[Any, Any]", folder: str) -> BaseProcess:
     # the environment of now: the process that forks has that of its start
     arguments = pipe, folder, os.environ | ONE_THREAD_ENV
     # daemons, so that they stop with an interpreter that never closes the pool
+    if _can_fork():
+        child = multiprocessing.get_context("fork").Process(
+            target=run_forked_worker, args=arguments, daemon=True
+        )
+        with _set_child_environment():
+            child.start()
+        return child
     if sys.platform == "linux":  # elsewhere system libraries may not survive a fork
         from pliant.workers.fork_server import ForkedWorker
 
@@ -134,6 +141,12 @@ def _start_process(pipe: "Connection[Any, Any]", folder: str) -> BaseProcess:
     with _set_child_environment():
         spawned.start()
     return spawned
+
+
+def _can_fork() -> bool:
+    """Return whether this process is safe to fork: only its one thread could hold a lock."""
+    tasks = Path("/proc/self/task")
+    return sys.platform == "linux" and tasks.exists() and len(list(tasks.iterdir())) == 1
 
 
 def _receive_reply(worker: ProcessHandle) -> WorkerReply:

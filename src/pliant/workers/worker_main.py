@@ -6,9 +6,11 @@ import os
 import pickle
 import shutil
 import signal
+import stat
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,19 @@ class JobRunner:
             return serialise(("done", self._run_job(self._context, params, deserialise(job))))
         except Exception as error:
             return _encode_failure(error)
+
+
+def run_forked_worker(
+    pipe: "Connection[Any, Any]", folder: str, environment: dict[str, str]
+) -> None:
+    """Serve as a worker that was forked from its parent, without the parent's files and signals."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # one of them was the list
+            is_pipe = stat.S_ISFIFO(os.fstat(number).st_mode)  # by which the end of both is known
+            if number > 2 and number != pipe.fileno() and not is_pipe:
+                os.close(number)  # above all the file with the lock of the run
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    run_worker(pipe, folder, environment)
 
 
 def run_worker(pipe: "Connection[Any, Any]", folder: str, environment: dict[str, str]) -> None:
