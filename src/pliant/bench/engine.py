@@ -147,7 +147,7 @@ def measure_empty_rounds(seconds: float = 6.0) -> Iterator[Measurement]:
             "digits": start(make_digits_like),
         }
         times = {kind: 1e3 * value for kind, value in _time_rounds(kinds, seconds).items()}
-    yield Measurement("round of 10 devices that train nothing", times["tiny"], "ms", 5.0)
+    yield Measurement("round of 10 devices that train nothing", times["tiny"], "ms", 2.0)
     yield Measurement("  records and checkpoints on disk too", times["on disk"], "ms", 5.0)
     yield Measurement("  evaluated on 100 images too", times["evaluated"], "ms")
     yield Measurement("  with the digits' network, sent to and fro", times["digits"], "ms")
