@@ -1,4 +1,4 @@
-"""CIFAR-10 for tuning: 5,000 of the training images serve as the test part."""
+"""Data sets for tuning: a part of the training images serves as the test part."""
 
 import numpy as np
 
@@ -8,8 +8,17 @@ from pliant.rng import rng_stream
 
 def cifar10() -> TrainTestData:
     """Return CIFAR-10 without its test images."""
-    train = load_dataset("cifar10").train
+    return hold_out("cifar10", 5000)
+
+
+def fashion() -> TrainTestData:
+    """Return Fashion-MNIST without its test images."""
+    return hold_out("fashion_mnist", 6000)
+
+
+def hold_out(name: str, count: int) -> TrainTestData:
+    train = load_dataset(name).train
     order = rng_stream(0, "validation").permutation(len(train))
     return TrainTestData(
-        train=train.select(np.sort(order[5000:])), test=train.select(np.sort(order[:5000]))
+        train=train.select(np.sort(order[count:])), test=train.select(np.sort(order[:count]))
     )
