@@ -14,6 +14,7 @@ from pliant.data import Dirichlet as Dirichlet
 from pliant.data import FederatedData as FederatedData
 from pliant.data import Iid as Iid
 from pliant.data import ImageDataset as ImageDataset
+from pliant.data import InputScale as InputScale
 from pliant.data import LogNormalSizes as LogNormalSizes
 from pliant.data import Shards as Shards
 from pliant.devices import BudgetPolicy as BudgetPolicy
@@ -67,7 +68,6 @@ from pliant.methods import Stage as Stage
 from pliant.methods.aggregation import apply_delta as apply_delta
 from pliant.methods.aggregation import average_deltas as average_deltas
 from pliant.methods.aggregation import weight_by as weight_by
-from pliant.methods.base import InputScale as InputScale
 from pliant.methods.base import ServerState as ServerState
 from pliant.methods.base import Step as Step
 from pliant.methods.base import Task as Task

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pliant.data import Iid, ImageDataset, resize
+from pliant.data import Iid, ImageDataset, InputScale, resize
 from pliant.data.federated import TrainTestData
 from pliant.devices import ChangingTrace, ConstantTrace, Fleet
 from pliant.engine.evaluation import Evaluation, evaluate
@@ -28,7 +28,7 @@ from pliant.methods import (
     SmallNetwork,
     Stage,
 )
-from pliant.methods.base import InputScale, Step, Task, TaskKey, Update
+from pliant.methods.base import Step, Task, TaskKey, Update
 from pliant.nn.elastic import elastic
 from pliant.nn.growth import silence_filters
 from pliant.nn.models import cifar_cnn, digits_cnn_bn

@@ -6,8 +6,11 @@
 (8000, 2000)
 """
 
+from pliant.data.batches import AS_IS as AS_IS
+from pliant.data.batches import MIN_SAMPLES as MIN_SAMPLES
 from pliant.data.batches import Batches as Batches
 from pliant.data.batches import CropFlip as CropFlip
+from pliant.data.batches import InputScale as InputScale
 from pliant.data.batches import count_batches as count_batches
 from pliant.data.batches import cycle_batches as cycle_batches
 from pliant.data.batches import make_batches as make_batches

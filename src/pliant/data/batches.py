@@ -1,15 +1,17 @@
 """Mini-batches drawn by address, so that any of them can be computed alone."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pliant.data.images import ImageDataset, Indices
+from pliant.data.images import ImageDataset, Indices, resize
 from pliant.rng import Address, rng_stream
 from pliant.value import Count, Natural, Value
 
@@ -114,3 +116,30 @@ def cycle_batches(
     make = partial(make_batches, images, indices, size, seed, *address)
     for epoch in count():
         yield from make(epoch, drop_short=drop_short, augment=augment)
+
+
+MIN_SAMPLES = 4  # of a shrunken mini-batch: batch norm needs a few
+
+
+class InputScale(NamedTuple):
+    """How a step shrinks its mini-batch: the side of the images, and the share of samples.
+
+    >>> import pliant as pl
+    >>> [pl.InputScale(side=16, batch=0.5).count_samples(size) for size in (32, 5, 2)]
+    [16, 4, 2]
+    """
+
+    side: int | None = None  # pixels; None: as they are
+    batch: float = 1.0
+
+    def count_samples(self, size: int) -> int:
+        """Return how many samples of a mini-batch are used: a few, however small the share."""
+        return min(size, max(MIN_SAMPLES, math.floor(self.batch * size + 1e-9)))
+
+    def apply(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the shrunken mini-batch."""
+        count = self.count_samples(len(y))
+        return resize(x[:count], self.side), y[:count]
+
+
+AS_IS = InputScale()

@@ -15,10 +15,11 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
+from pliant.data import InputScale
 from pliant.devices import PerBatch
 from pliant.devices.vector_rng import FloatArray
 from pliant.engine.worker_context import WorkerContext
-from pliant.methods.base import InputScale, TaskKey
+from pliant.methods.base import TaskKey
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimisers import Sgd
 from pliant.nn.subnet import Subnet

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pliant.data import FederatedData, count_batches
+from pliant.data import AS_IS, FederatedData, InputScale, count_batches
 from pliant.devices import FULL_NETWORK, BudgetPolicy, DeviceCosts, PerBatch
 from pliant.devices.budget import BoolArray
 from pliant.devices.vector_rng import FloatArray, IntArray
@@ -22,8 +22,6 @@ from pliant.methods.aggregation import (
     weight_by,
 )
 from pliant.methods.base import (
-    AS_IS,
-    InputScale,
     LocalTraining,
     Step,
     Task,

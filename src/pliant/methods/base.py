@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor
 
-from pliant.data import CropFlip, resize
+from pliant.data import AS_IS, CropFlip, InputScale
 from pliant.devices.vector_rng import IntArray
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimisers import Optimiser, Sgd
@@ -106,33 +106,6 @@ class Task:
     device_state: Any = None  # the method's own; kept on the device since its last round
     num_samples: int = 0  # on the device
     classes: tuple[int, ...] = ()  # of these samples
-
-
-MIN_SAMPLES = 4  # of a shrunken mini-batch: batch norm needs a few
-
-
-class InputScale(NamedTuple):
-    """How a step shrinks its mini-batch: the side of the images, and the share of samples.
-
-    >>> import pliant as pl
-    >>> [pl.InputScale(side=16, batch=0.5).count_samples(size) for size in (32, 5, 2)]
-    [16, 4, 2]
-    """
-
-    side: int | None = None  # pixels; None: as they are
-    batch: float = 1.0
-
-    def count_samples(self, size: int) -> int:
-        """Return how many samples of a mini-batch are used: a few, however small the share."""
-        return min(size, max(MIN_SAMPLES, math.floor(self.batch * size + 1e-9)))
-
-    def apply(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the shrunken mini-batch."""
-        count = self.count_samples(len(y))
-        return resize(x[:count], self.side), y[:count]
-
-
-AS_IS = InputScale()
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from pliant.data import MIN_SAMPLES, InputScale
 from pliant.devices import BudgetPolicy, CostRows, PerBatch
 from pliant.devices.budget import Budget
 from pliant.methods.aggregation import Updates, Weighting
 from pliant.methods.base import (
-    MIN_SAMPLES,
-    InputScale,
     LocalTraining,
     ServerState,
     Step,

@@ -17,6 +17,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
+from pliant.data import InputScale
 from pliant.devices import BudgetPolicy, CostRows, PerBatch
 from pliant.devices.vector_rng import IntArray
 from pliant.methods.aggregation import (
@@ -26,7 +27,7 @@ from pliant.methods.aggregation import (
     silence_untrained,
     track_coverage,
 )
-from pliant.methods.base import InputScale, LocalTraining, TaskKey, TaskKeys, Update
+from pliant.methods.base import LocalTraining, TaskKey, TaskKeys, Update
 from pliant.methods.filter_orders import Width, select_prefix
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd
 from pliant.methods.table_methods import merge_updates

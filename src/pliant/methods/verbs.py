@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from pliant.data import InputScale
 from pliant.devices import BudgetPolicy
 from pliant.devices.vector_rng import IntArray
-from pliant.methods.base import InputScale, LocalTraining, Step, Task, TaskKey, TaskKeys, Update
+from pliant.methods.base import LocalTraining, Step, Task, TaskKey, TaskKeys, Update
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
