@@ -91,7 +91,7 @@ def test_an_old_table_is_refused(old, tmp_path, capsys):
     spec = tmp_path / "table.toml"
     spec.write_text(SPEC.format(table=f'table = "{old / "search" / "table.safetensors"}"'))
     error = run_refused(capsys, "run", spec, "--out", tmp_path / "run")
-    assert "table.safetensors: expected a table of format 2, got format 1" in error
+    assert "table.safetensors: expected a table of format 3, got format 1" in error
     assert "search again with `pliant search`" in error
     assert not (tmp_path / "run").exists()
 

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -30,6 +31,12 @@ def net():
         ({"seconds": (3.0, 2.0, 4.0)}, "rising time"),
         ({"rates": ((0.5,), (1.25,), (0.0,))}, "rates in"),
         ({"gains": (0.1,)}, "Expected 3 values of gain"),
+        ({"sides": (16, 24)}, "Expected 3 values of side, got 2"),
+        ({"batch_shares": (0.5,)}, "Expected 3 values of batch share, got 1"),
+        ({"batch_shares": (0.5, 0.0, 1.0)}, "> 0.0"),
+        ({"sides": (0, 16, None)}, ">= 1"),
+        ({"stages": (0.5, 0.0, 0.5)}, "order of their stages"),
+        ({"stages": (0.0, 0.0, 0.5), "shares": (0.3, 0.2, 0.1)}, "rising cost, .* in row 1"),
     ],
 )
 def test_a_table_that_is_not_monotone_is_refused(change, message):
@@ -45,14 +52,70 @@ def test_a_table_survives_a_file(tmp_path, net, rows):
     assert read_provenance(path) == {"by": "hand"}
 
 
-def test_a_file_edited_to_be_non_monotone_is_refused(tmp_path):
-    path = save_table(tmp_path / "table.safetensors", SMALL)
+STAGED = msgspec.structs.replace(
+    SMALL,
+    rates=((0.5,), (0.0,), (0.25,), (0.0,)),
+    shares=(0.1, 0.5, 0.2, 1.0),
+    gains=(0.3, 0.4, -0.1, 0.0),
+    sides=(16, 24, 16, None),
+    batch_shares=(0.5, 1.0, 1.0, 1.0),
+    stages=(0.0, 0.0, 0.4, 0.4),
+)
+
+
+def test_a_table_of_stages_survives_a_file(tmp_path):
+    path = save_table(tmp_path / "table.safetensors", STAGED)
+    assert load_table(path) == STAGED
+    first, second = STAGED.split_stages()
+    assert (first.rates, first.sides, set(first.stages)) == (((0.5,), (0.0,)), (16, 24), {0.0})
+    assert (second.gains, second.batch_shares) == ((-0.1, 0.0), (1.0, 1.0))
+    assert SMALL.split_stages() == [SMALL]
+    assert STAGED.get_scale(0) == (16, 0.5)
+    assert SMALL.get_scale(0) == (None, 1.0)
+
+
+def test_a_table_of_format_2_has_full_images_and_mini_batches(net):
+    table = load_table(Path(__file__).with_name("table_of_format_2.safetensors"))
+    assert table == uniform_table(net, rows=3)
+    assert {table.get_scale(row) for row in range(3)} == {(None, 1.0)}
+
+
+def rewrite(path, change):
+    """Change the tensors and the header of a table file."""
     raw = path.read_bytes()
     tensors = safetensors.numpy.load(raw)
     size = int.from_bytes(raw[:8], "little")
-    metadata = msgspec.json.decode(raw[8 : 8 + size])["__metadata__"]
-    tensors["gains"][0] = 0.9
+    header = msgspec.json.decode(msgspec.json.decode(raw[8 : 8 + size])["__metadata__"]["table"])
+    change(tensors, header)
+    metadata = {"table": msgspec.json.encode(header).decode()}
     path.write_bytes(safetensors.numpy.save(tensors, metadata))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _, header: header.update(format=4), "format 3, got format 4 of a newer pliant"),
+        (
+            lambda tensors, _: tensors.update(sides=np.array([8])),
+            "Expected 4 values of side, got 1",
+        ),
+        (lambda tensors, _: tensors.update(sides=np.full(4, -8)), ">= 1"),
+        (lambda tensors, _: tensors.update(stages=np.full(4, 7.0)), "<= 1.0"),
+        (lambda tensors, _: tensors.update(batch_shares=np.zeros(4)), "> 0.0"),
+        (lambda tensors, _: tensors.pop("rates"), "found no 'rates'"),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_line(tmp_path, change, message):
+    path = save_table(tmp_path / "table.safetensors", STAGED)
+    rewrite(path, change)
+    with pytest.raises(ValueError, match=rf"table\.safetensors: .*{message}") as error:
+        load_table(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_edited_to_be_non_monotone_is_refused(tmp_path):
+    path = save_table(tmp_path / "table.safetensors", SMALL)
+    rewrite(path, lambda tensors, _: tensors["gains"].put(0, 0.9))
     with pytest.raises(ValueError, match=r"table.safetensors: Expected rows of rising gain"):
         load_table(path)
 

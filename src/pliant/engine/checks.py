@@ -27,7 +27,7 @@ def check_trainable(
         # may have no sites; quick without convolutions
         build_context(net, data, method, options, check=False)
     if isinstance(method, ScalesInputs):  # to sizes at which the network may not run
-        _ = build_context(net, data, method, options, check=False).budget_policy
+        build_context(net, data, method, options, check=False).check_image_sizes()
     _check_lone_samples(net, data, method.local)
     if isinstance(evaluation.statistics, ReestimatedStats) and find_norms(net):
         check_proxy_size(len(data.proxy))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pliant.data import AS_IS, FederatedData, InputScale, count_batches
-from pliant.devices import FULL_NETWORK, BudgetPolicy, DeviceCosts, PerBatch
+from pliant.devices import FULL_NETWORK, BudgetPolicy, DeviceCosts, PerBatch, PerRound
 from pliant.devices.budget import BoolArray
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.methods.aggregation import (
@@ -156,7 +156,23 @@ class WorkerContext:
 
     @cached_property
     def _scaler(self) -> ScalesInputs | None:
-        return self.method if isinstance(self.method, ScalesInputs) else None
+        """Return the method if any of its rows shrinks a mini-batch."""
+        method = self.method
+        if not isinstance(method, ScalesInputs):
+            return None
+        scales = [method.scale_inputs(self.net, row) for row in self._rows]
+        return None if scales and all(scale == AS_IS for scale in scales) else method
+
+    @property
+    def _rows(self) -> range:
+        """Return the rows that devices choose from; none if the policy does not say."""
+        policy = self.budget_policy
+        return range(len(policy.rows.shares) if isinstance(policy, PerBatch | PerRound) else 0)
+
+    def check_image_sizes(self) -> None:
+        """Raise if the network cannot run at the image size of a row."""
+        for row in self._rows:
+            self.net_at(row)
 
     def scale_inputs(self, row: int) -> InputScale:
         """Return how a step shrinks its mini-batch."""

@@ -7,6 +7,7 @@ change.
 
 from typing import ClassVar, Literal
 
+from pliant.data import InputScale
 from pliant.devices import BudgetPolicy, CostRows, PerBatch
 from pliant.devices.budget import Budget
 from pliant.devices.vector_rng import IntArray
@@ -42,6 +43,9 @@ class Coherent(Value, frozen=True, tag="coherent"):
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         return PerBatch(CostRows(self._make_table(net).shares), self.budget)
+
+    def scale_inputs(self, net: Elastic, row: int) -> InputScale:
+        return InputScale(*self._make_table(net).get_scale(row))
 
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
         rates = self._make_table(net).rates[row]

@@ -5,6 +5,7 @@ Rapp et al., "DISTREAL: Distributed resource-aware learning in heterogeneous sys
 
 from typing import ClassVar, Literal
 
+from pliant.data import InputScale
 from pliant.devices import BudgetPolicy, CostRows, PerBatch, PerRound
 from pliant.devices.budget import Budget
 from pliant.devices.vector_rng import IntArray
@@ -51,6 +52,9 @@ class Distreal(Value, frozen=True, tag="distreal"):
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         rows = CostRows(self._make_table(net).shares)
         return PerBatch(rows, self.budget) if self.adapts else PerRound(rows, self.margin)
+
+    def scale_inputs(self, net: Elastic, row: int) -> InputScale:
+        return InputScale(*self._make_table(net).get_scale(row))
 
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
         rates = self._make_table(net).rates[row]

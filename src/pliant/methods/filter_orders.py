@@ -5,6 +5,7 @@ network, so that a device keeps using the same `Subnet` object while its row sta
 switching costs nothing.
 """
 
+from itertools import zip_longest
 from typing import Annotated
 
 import numpy as np
@@ -12,7 +13,7 @@ from msgspec import Meta
 
 from pliant.methods.base import TaskKey
 from pliant.nn.elastic import Elastic, cache_on_net
-from pliant.nn.pareto_table import ParetoTable
+from pliant.nn.pareto_table import ParetoTable, count_step_macs
 from pliant.nn.subnet import FilterOrders, Subnet
 from pliant.rng import rng_stream
 
@@ -22,15 +23,26 @@ FINE_ROWS = 128  # rows of a table that approximates a continuous choice
 
 
 @cache_on_net
-def make_count_table(net: Elastic, rates: tuple[SiteRates, ...]) -> ParetoTable:
+def make_count_table(
+    net: Elastic,
+    rates: tuple[SiteRates, ...],
+    sides: tuple[int | None, ...] = (),
+    batch_shares: tuple[float, ...] = (),
+) -> ParetoTable:
     """Make a table with the costs of whole filters, rounded up, at these rates."""
     full = net.macs(net.full, training=True)
-    costs = [net.macs(net.select_prefix(row), training=True) / full for row in rates]
+    scales = zip_longest(rates, sides, batch_shares)
+    costs = [
+        count_step_macs(net, net.select_prefix(row), side, batch_share or 1.0) / full
+        for row, side, batch_share in scales
+    ]
     order = sorted(range(len(rates)), key=lambda row: (costs[row], row))
     return ParetoTable(
         net.fingerprint,
         tuple(rates[row] for row in order),
         tuple(costs[row] for row in order),
+        sides=tuple(sides[row] for row in order if sides),
+        batch_shares=tuple(batch_shares[row] for row in order if batch_shares),
     )
 
 

@@ -22,8 +22,10 @@ def make_table(
     sampling: Sampling = "blocks",
 ) -> ParetoTable:
     """Return the table or, if None, equal rates; ordered filters cost whole filters."""
-    table = resolve_table(table, net, sampling)
-    return table if filters == "batch" else make_count_table(net, table.rates)
+    table = resolve_table(table, net, sampling, can_scale=True)
+    if filters == "batch":
+        return table
+    return make_count_table(net, table.rates, table.sides, table.batch_shares)
 
 
 def select_ordered_subnet(

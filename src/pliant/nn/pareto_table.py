@@ -1,19 +1,25 @@
-"""The table of dropout-rate vectors that a device chooses from, in order of cost."""
+"""The table of steps that a device chooses from: rates, image side and share of the mini-batch."""
 
-from itertools import pairwise, zip_longest
+from itertools import groupby, pairwise, zip_longest
+from typing import Annotated
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
-from pliant.nn.elastic import Elastic, cache_on_net
-from pliant.nn.subnet import Sampling
-from pliant.value import NonNegative, Value
+from pliant.nn.elastic import Elastic, Rates, cache_on_net
+from pliant.nn.subnet import Sampling, Subnet
+from pliant.value import Count, Fraction, NonNegative, Value
+
+Share = Annotated[float, Meta(gt=0.0, le=1.0)]
 
 
 class ParetoTable(Value, frozen=True):
     """Rate vectors for one network, in order of their expected training cost.
 
     A search adds the accuracy gain of each row in a short training, and the seconds of a step if
-    the device was profiled. Both rise with the cost.
+    the device was profiled. Both rise with the cost. A row may also shrink the images and the
+    mini-batch. With `stages`, the rows of one stage follow those of the stage before.
 
     >>> import torch
     >>> from pliant.nn.elastic import elastic
@@ -33,6 +39,9 @@ class ParetoTable(Value, frozen=True):
     seconds: tuple[float, ...] = ()
     layers: tuple[str, ...] = ()  # to report which layer of another network differs
     full_macs: NonNegative = 0.0  # per sample, of a training step of the full network
+    sides: tuple[Count | None, ...] = ()  # of the images, in pixels; None: as they are
+    batch_shares: tuple[Share, ...] = ()  # of the samples of a mini-batch
+    stages: tuple[Fraction, ...] = ()  # progress of training at which a row was measured
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
@@ -47,15 +56,39 @@ class ParetoTable(Value, frozen=True):
                     f"Expected {len(self.rates[0])} rates in [0, 1) in every row, got "
                     f"{vector} in row {row}"
                 )
-        columns = (("cost", self.shares), ("gain", self.gains), ("time", self.seconds))
-        for name, column in columns:
+        rising = {"cost": self.shares, "gain": self.gains, "time": self.seconds}
+        others = {"side": self.sides, "batch share": self.batch_shares, "stage": self.stages}
+        for name, column in (rising | others).items():
             if column and len(column) != len(self.rates):
                 raise ValueError(f"Expected {len(self.rates)} values of {name}, got {len(column)}")
-            for row, (before, after) in enumerate(pairwise(column), start=1):
-                if not after >= before:
-                    raise ValueError(
-                        f"Expected rows of rising {name}, got a lower one in row {row}"
-                    )
+        for name, column in rising.items():
+            self._check_rising(name, column)
+        if any(before > after for before, after in pairwise(self.stages)):
+            raise ValueError("Expected rows in the order of their stages, got an earlier one later")
+
+    def _check_rising(self, name: str, column: tuple[float, ...]) -> None:
+        stages = self.stages or (0.0,) * len(column)
+        for row, (before, after) in enumerate(pairwise(column), start=1):
+            if not after >= before and stages[row] == stages[row - 1]:
+                raise ValueError(f"Expected rows of rising {name}, got a lower one in row {row}")
+
+    def split_stages(self) -> "list[ParetoTable]":
+        """Return one table per stage; each still says at which stage it was measured."""
+        stages = self.stages or (0.0,) * len(self.rates)
+        groups = [list(rows) for _, rows in groupby(range(len(stages)), key=stages.__getitem__)]
+        return [self.select_rows(rows) for rows in groups]
+
+    def select_rows(self, rows: list[int]) -> "ParetoTable":
+        """Return a table of some of the rows."""
+        names = ("rates", "shares", "gains", "seconds", "sides", "batch_shares", "stages")
+        columns = {name: getattr(self, name) for name in names}
+        selected = {name: tuple(col[row] for row in rows) for name, col in columns.items() if col}
+        return msgspec.structs.replace(self, **selected)
+
+    def get_scale(self, row: int) -> tuple[int | None, float]:
+        """Return the image side and the share of the mini-batch of a row."""
+        side = self.sides[row] if self.sides else None
+        return side, self.batch_shares[row] if self.batch_shares else 1.0
 
     def check_network(self, net: Elastic) -> None:
         """Raise unless the table was made for this network, and name the first difference."""
@@ -68,6 +101,26 @@ class ParetoTable(Value, frozen=True):
                 difference = f"{here} here, {there} in the table"
                 break
         raise ValueError(f"Expected a table for this network, got one for another: {difference}")
+
+
+def count_step_macs(
+    net: Elastic,
+    rates_or_subnet: Rates | Subnet,
+    side: int | None = None,
+    batch_share: float = 1.0,
+    sampling: Sampling = "blocks",
+) -> float:
+    """Return the MACs of a training step per sample of a whole mini-batch, in closed form.
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> from pliant.nn.pareto_table import count_step_macs
+    >>> net = pl.elastic(pl.models.resnet20(), torch.zeros(1, 3, 32, 32))
+    >>> round(count_step_macs(net, 0.0, 16, 0.5) / count_step_macs(net, 0.0), 3)
+    0.125
+    """
+    net = net if side is None else net.at(side, side)
+    return batch_share * net.macs(rates_or_subnet, training=True, sampling=sampling)
 
 
 def describe_layers(net: Elastic) -> tuple[str, ...]:
@@ -103,10 +156,28 @@ def uniform_table(
 
 
 def resolve_table(
-    table: ParetoTable | None, net: Elastic, sampling: Sampling = "blocks"
+    table: ParetoTable | None,
+    net: Elastic,
+    sampling: Sampling = "blocks",
+    *,
+    can_scale: bool = False,
 ) -> ParetoTable:
-    """Check the table against the network, or make a uniform one if there is none."""
+    """Check the table against the network, or make a uniform one if there is none.
+
+    Rows with smaller images or mini-batches are accepted if the caller can use them.
+    """
     if table is None:
         return uniform_table(net, sampling=sampling)
     table.check_network(net)
+    if len(set(table.stages)) > 1:
+        raise ValueError(
+            f"Expected a table of one stage, got one of {len(set(table.stages))} stages, which "
+            "only progressive training can use"
+        )
+    if not can_scale and any(
+        table.get_scale(row) != (None, 1.0) for row in range(len(table.rates))
+    ):
+        raise ValueError(
+            "Expected a table of rates alone, got one with image sides or batch shares"
+        )
     return table

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from pliant.nn.pareto_table import ParetoTable
 from pliant.storage import atomic, formats
 
+FLOAT_COLUMNS = ("gains", "seconds", "batch_shares", "stages")
+
 
 def save_table(path: Path, table: ParetoTable, provenance: Any = None) -> Path:
     """Write a table together with its provenance, a plain value.
@@ -32,9 +34,11 @@ def save_table(path: Path, table: ParetoTable, provenance: Any = None) -> Path:
         # Layer names are repetitive: compressed, those of DenseNet-100 take 1 kB.
         "layers": np.frombuffer(zlib.compress("\n".join(table.layers).encode(), 9), np.uint8),
     }
-    for name, column in (("gains", table.gains), ("seconds", table.seconds)):
-        if column:
+    for name in FLOAT_COLUMNS:
+        if column := getattr(table, name):
             tensors[name] = np.asarray(column, np.float64)
+    if table.sides:
+        tensors["sides"] = np.array([side or 0 for side in table.sides], np.int32)
     header = {
         "format": formats.TABLE.number,
         "network": table.network,
@@ -84,14 +88,18 @@ def _read_table(path: Path) -> tuple[ParetoTable, Any]:
         number = header["format"]
         formats.TABLE.check(None if number == "pliant table 1" else number, path)
         layers = zlib.decompress(tensors["layers"].tobytes()).decode()
+        optional = {
+            name: tuple(tensors[name].tolist()) for name in FLOAT_COLUMNS if name in tensors
+        }
         table = ParetoTable(
             header["network"],
             tuple(tuple(row) for row in tensors["rates"].astype(np.float64).tolist()),
             tuple(tensors["shares"].tolist()),
-            tuple(tensors["gains"].tolist()) if "gains" in tensors else (),
-            tuple(tensors["seconds"].tolist()) if "seconds" in tensors else (),
-            tuple(layers.split("\n")) if layers else (),
-            float(header["full_macs"]),
+            layers=tuple(layers.split("\n")) if layers else (),
+            full_macs=float(header["full_macs"]),
+            # 0 in a file: as they are
+            sides=tuple(side or None for side in tensors.get("sides", np.zeros(0)).tolist()),
+            **optional,
         )
         return table, header["provenance"]
     except formats.UnsupportedFormat:

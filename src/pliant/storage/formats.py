@@ -12,6 +12,8 @@ class UnsupportedFormat(ValueError):
 class FileFormat:
     """A kind of file, the format number that this version writes and reads, and a way out.
 
+    Files of an `oldest` format and later are read too.
+
     >>> RECORDS.check(2, "events.jsonl")
     >>> RECORDS.check(None, "events.jsonl")
     Traceback (most recent call last):
@@ -22,10 +24,11 @@ format 1 of an older pliant; run the experiment again in a new folder
     name: str
     number: int
     advice: str
+    oldest: int | None = None
 
     def check(self, number: object, path: Path | str) -> None:
         """Refuse a file with another number, or with none, as the first files had."""
-        if number == self.number:
+        if isinstance(number, int) and (self.oldest or self.number) <= number <= self.number:
             return
         other = 1 if number is None else number
         is_newer = isinstance(other, int) and other > self.number
@@ -40,7 +43,7 @@ RUN_CONFIG = FileFormat("a run", 2, _RUN_AGAIN)
 RECORDS = FileFormat("records", 2, _RUN_AGAIN)
 CHECKPOINT = FileFormat("a checkpoint", 2, _RUN_AGAIN)
 TRIALS = FileFormat("trials", 2, "search again in a new folder")
-TABLE = FileFormat("a table", 2, "search again with `pliant search`")
+TABLE = FileFormat("a table", 3, "search again with `pliant search`", oldest=2)
 STEP_TIME_MODEL = FileFormat("a step-time model", 2, "measure again with `pliant bench profile`")
 STEP_TIME_CURVE = FileFormat("a step-time curve", 2, "delete it: the device measures again")
 KEYS = FileFormat("keys", 2, "make new keys with `pliant deploy init`")
