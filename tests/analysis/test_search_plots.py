@@ -3,17 +3,53 @@ import pytest
 
 from pliant.analysis.pareto_plot import (
     CostLossPoints,
+    draw_pareto_front,
     draw_rate_vectors,
     draw_search_fronts,
+    load_rate_vectors,
     make_rate_vectors,
 )
 from pliant.bench.profile import StepTimeFit, draw_fit
 from pliant.nn.pareto_table import ParetoTable
+from pliant.nn.table_file import save_table
 from pliant.table_search import StepTimeModel
 from pliant.value import encode
 
 pytest.importorskip("matplotlib")
 PNG_PREFIX = b"\x89PNG"
+
+
+def test_points_are_marked_by_their_side():
+    line = CostLossPoints(
+        "table", np.array([0.0, 0.5, 1.0]), np.array([1.0, 0.4, 0.0]), (16, 16, None)
+    )
+    plain = CostLossPoints("equal rates", np.array([0.0, 1.0]), np.array([1.0, 0.0]))
+    figure = draw_search_fronts(CostLossPoints("tried", np.zeros(1), np.zeros(1)), [line, plain])
+    (axes,) = figure.figure.axes
+    marked = {p.get_label(): p.get_offsets().tolist() for p in axes.collections}
+    assert marked["side 16"] == [[0.0, 1.0], [0.5, 0.4]]
+    assert marked["full side"] == [[1.0, 0.0]]
+
+
+def test_every_stage_of_a_table_is_drawn(tmp_path):
+    rates = ((0.5, 0.5), (0.0, 0.0))
+    staged = ParetoTable(
+        "net",
+        rates * 2,
+        (0.1, 1.0, 0.2, 1.0),
+        (0.3, 0.4, 0.1, 0.2),
+        sides=(8, None, 8, None),
+        stages=(0.0, 0.0, 0.5, 0.5),
+    )
+    save_table(tmp_path / "found" / "table.safetensors", staged)
+    first, second = load_rate_vectors([tmp_path], [])
+    assert (first.label, second.label) == ("found, stage 0", "found, stage 0.5")
+    assert (second.shares.tolist(), second.sides) == ([0.2, 1.0], (8, None))
+    figure = draw_pareto_front([first, second])
+    assert [row[1:] for row in figure.rows] == [
+        (0, 0.1, 0.3), (1, 1.0, 0.4), (0, 0.2, 0.1), (1, 1.0, 0.2),
+    ]  # fmt: skip
+    assert draw_rate_vectors(second).slug == "vectors-0-2"
 
 
 def test_three_figures_are_drawn(tmp_path):

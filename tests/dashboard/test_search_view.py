@@ -35,3 +35,18 @@ def test_points_are_placed_by_cost_if_every_record_has_one(tmp_path):
     view.read_more()
     data = view.get_front_data()
     assert (data["cost"], data["points"]) == (KEPT_LABEL, [(0.75, 0.5), (1.0, 0.75)])
+
+
+def test_points_of_two_sides_or_stages_are_not_mixed(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    record = '{"context":"a","rates":[0.0],"accuracy":0.25,"cost":1.0}\n'
+    small = '{"context":"a","rates":[0.0],"accuracy":0.5,"cost":0.125,"side":8,"batch":0.5}\n'
+    path.write_text(record + small)
+    view = SearchView(path)
+    view.read_more()
+    assert view.get_front_data()["points"] == [(1.0, 0.25), (0.125, 0.5)]
+    with path.open("a") as file:
+        file.write(record.replace('"a"', '"b"').replace("0.25", "0.75"))
+    view.read_more()
+    assert view.get_front_data()["points"] == [(1.0, 0.75)]
+    assert len(view) == 3

@@ -8,13 +8,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pliant.analysis.runs import Floats, RunGroup
-from pliant.analysis.style import ReportFigure, draw_heat_map, get_line_style, make_figure
+from pliant.analysis.style import (
+    COLOURS,
+    MARKERS,
+    ReportFigure,
+    draw_heat_map,
+    get_line_style,
+    make_figure,
+)
 from pliant.nn.table_file import load_table
 from pliant.table_search.pareto import find_pareto_front
 from pliant.value import encode
 
 TABLE_FILE = "table.safetensors"
 MAX_TICKED_SITES = 60  # beyond that, matplotlib chooses the ticks
+
+
+Sides = tuple[int | None, ...]  # in pixels; None: as they are
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,30 +36,65 @@ class RateVectors:
     rates: Floats  # (row, site)
     shares: Floats
     gains: Floats  # empty where no search measured them
+    sides: Sides = ()  # of the images; empty: as they are
 
 
 def make_rate_vectors(label: str, slug: str, table: Mapping[str, Any]) -> RateVectors:
     """Take the columns of a table from plain data."""
     columns = (table["rates"], table["shares"], table.get("gains", ()))
-    return RateVectors(label, slug, *(np.asarray(column, np.float64) for column in columns))
+    rates, shares, gains = (np.asarray(column, np.float64) for column in columns)
+    return RateVectors(label, slug, rates, shares, gains, tuple(table.get("sides", ())))
+
+
+def _split_stages(label: str, slug: str, table: Mapping[str, Any]) -> list[RateVectors]:
+    """Return the rate vectors of each stage of a table."""
+    stages = table.get("stages") or ()
+    if not stages:
+        return [make_rate_vectors(label, slug, table)]
+    names = [name for name in ("rates", "shares", "gains", "sides") if table.get(name)]
+    vectors = []
+    for number, stage in enumerate(sorted(set(stages)), start=1):
+        rows = [row for row, row_stage in enumerate(stages) if row_stage == stage]
+        part = {name: [table[name][row] for row in rows] for name in names}
+        vectors.append(make_rate_vectors(f"{label}, stage {stage:g}", f"{slug}-{number}", part))
+    return vectors
 
 
 def load_rate_vectors(paths: Sequence[Path], groups: Sequence[RunGroup]) -> list[RateVectors]:
     """Read the tables below these paths and in the configs of runs, each once."""
     files = sorted({file for path in paths if path.is_dir() for file in path.rglob(TABLE_FILE)})
-    tables = [
-        make_rate_vectors(path.parent.name, str(index), encode(load_table(path)))
-        for index, path in enumerate(files)
-    ]
+    tables: list[RateVectors] = []
+    for index, path in enumerate(files):
+        tables += _split_stages(path.parent.name, str(index), encode(load_table(path)))
     for group in groups:
         config = group.first_run.config.get("method", {}).get("table")
         if isinstance(config, dict) and config.get("rates"):
-            tables.append(make_rate_vectors(group.label, f"run-{len(tables)}", config))
+            tables += _split_stages(group.label, f"run-{len(tables)}", config)
     unique: list[RateVectors] = []
     for table in tables:
-        if not any(np.array_equal(table.rates, other.rates) for other in unique):
+        if not any(_are_equal(table, other) for other in unique):
             unique.append(table)
     return unique
+
+
+def _are_equal(table: RateVectors, other: RateVectors) -> bool:
+    columns = ((table.rates, other.rates), (table.gains, other.gains))
+    return table.sides == other.sides and all(np.array_equal(*pair) for pair in columns)
+
+
+def _mark_sides(axes: Any, lines: Sequence[tuple[Floats, Floats, Sides]]) -> None:
+    """Mark the points of lines by the side of their images."""
+    all_sides = {side for _, _, sides in lines for side in sides}
+    for index, side in enumerate(sorted(all_sides, key=lambda side: side or np.inf)):
+        points = [
+            (cost, value)
+            for costs, values, sides in lines
+            for cost, value, point_side in zip(costs, values, sides, strict=bool(sides))
+            if point_side == side
+        ]
+        style = {"marker": MARKERS[index % len(MARKERS)], "color": COLOURS[index % len(COLOURS)]}
+        label = f"side {side}" if side else "full side"
+        axes.scatter(*np.transpose(points), s=24, zorder=3, label=label, **style)
 
 
 def draw_pareto_front(tables: Sequence[RateVectors]) -> ReportFigure | None:
@@ -64,6 +109,7 @@ def draw_pareto_front(tables: Sequence[RateVectors]) -> ReportFigure | None:
         axes.plot(table.shares, table.gains, **style)
         for row, pair in enumerate(zip(table.shares, table.gains, strict=True)):
             rows.append((table.label, row, *(round(float(value), 6) for value in pair)))
+    _mark_sides(axes, [(table.shares, table.gains, table.sides) for table in measured])
     axes.set_xlabel("expected MACs of a training step, share of the full network's")
     axes.set_ylabel("gain of accuracy in a short training")
     axes.legend(loc="lower right", handlelength=4.0, frameon=False)
@@ -83,6 +129,7 @@ class CostLossPoints(NamedTuple):
     name: str
     costs: Floats
     losses: Floats
+    sides: Sides = ()  # of the images, to mark points
 
 
 def draw_search_fronts(
@@ -106,7 +153,8 @@ def draw_search_fronts(
         order = np.argsort(line.costs)
         style = get_line_style(index) | {"label": line.name}
         axes.plot(line.costs[order], line.losses[order], **style)
-    axes.set_xlabel("cost: 0 at the highest rates, 1 for the full network")
+    _mark_sides(axes, [(line.costs, line.losses, line.sides) for line in references])
+    axes.set_xlabel("cost: 0 for the cheapest step, 1 for the full one")
     axes.set_ylabel("loss of accuracy gain, normalised")
     axes.set_ylim(-0.25, 1.6)
     axes.legend(fontsize=8, frameon=False)
@@ -126,7 +174,8 @@ def draw_rate_vectors(table: RateVectors) -> ReportFigure:
     if sites <= MAX_TICKED_SITES:
         axes.set_xticks(range(0, sites, max(1, sites // 16)))
     ticks = range(0, rows, max(1, rows // 8))
-    axes.set_yticks(ticks, [f"{row} ({table.shares[row]:.0%})" for row in ticks])
+    sides = [f", side {side or 'full'}" for side in table.sides] or [""] * rows
+    axes.set_yticks(ticks, [f"{row} ({table.shares[row]:.0%}{sides[row]})" for row in ticks])
     figure.colorbar(image, ax=axes, pad=0.01).set_label("dropout rate")
     means = table.rates.mean(axis=0)
     high, low = int(means.argmax()), int(means.argmin())

@@ -14,7 +14,10 @@ KEPT_LABEL = "mean share of filters kept"  # where records lack the MACs
 
 
 class _TrialFields(msgspec.Struct):
+    context: str = ""
     rates: tuple[float, ...] = ()
+    side: int | None = None
+    batch: float = 1.0
     accuracy: float | None = None
     cost: float | None = None
 
@@ -22,14 +25,18 @@ class _TrialFields(msgspec.Struct):
 _trial_decoder = msgspec.json.Decoder(_TrialFields)
 
 
+Step = tuple[tuple[float, ...], int | None, float]  # rates, image side, batch share
+
+
 class SearchView:
-    """The short trainings of a search so far, by rate vector."""
+    """The short trainings of a search so far, by the step they measure, at its latest stage."""
 
     def __init__(self, path: Path) -> None:
         self._tail = FileTail(path)
         self._trial_count = 0
-        self._accuracy_sums: dict[tuple[float, ...], tuple[float, int]] = {}
-        self._costs: dict[tuple[float, ...], float | None] = {}
+        self._context = ""  # of the latest stage
+        self._accuracy_sums: dict[Step, tuple[float, int]] = {}
+        self._costs: dict[Step, float | None] = {}
 
     def __len__(self) -> int:
         return self._trial_count
@@ -47,9 +54,14 @@ class SearchView:
             except msgspec.DecodeError:
                 continue  # damaged: the search ignores it too
             if trial.accuracy is not None and trial.rates:
-                total, count = self._accuracy_sums.get(trial.rates, (0.0, 0))
-                self._accuracy_sums[trial.rates] = (total + trial.accuracy, count + 1)
-                self._costs[trial.rates] = trial.cost
+                if trial.context != self._context:  # accuracies of two stages do not compare
+                    self._context = trial.context
+                    self._accuracy_sums.clear()
+                    self._costs.clear()
+                step = trial.rates, trial.side, trial.batch
+                total, count = self._accuracy_sums.get(step, (0.0, 0))
+                self._accuracy_sums[step] = (total + trial.accuracy, count + 1)
+                self._costs[step] = trial.cost
                 self._trial_count += 1
         return bool(text)
 
@@ -59,7 +71,7 @@ class SearchView:
         costs = [cost for cost in self._costs.values() if cost is not None]
         if len(costs) < len(self._accuracy_sums):  # all points need the same axis
             label = KEPT_LABEL
-            costs = [1 - sum(rates) / len(rates) for rates in self._accuracy_sums]
+            costs = [1 - sum(rates) / len(rates) for rates, _, _ in self._accuracy_sums]
         accuracies = [total / count for total, count in self._accuracy_sums.values()]
         points = list(zip(costs, accuracies, strict=True))
         return {"cost": label, "points": points[-MAX_POINTS:], "front": select_pareto_front(points)}
