@@ -76,7 +76,7 @@ def run_search(run: SearchRun, settings: SearchSettings, folder: Path) -> Search
     ):
         count = f"{progress.trainings}/{progress.expected}"
         volume, seconds = progress.hypervolume, time.monotonic() - start
-        text = f"{folder.name} {progress.stage} {count} hypervolume {volume:.4f} {seconds:.0f} s"
+        text = f"{folder.name} {progress.phase} {count} hypervolume {volume:.4f} {seconds:.0f} s"
         sys.stderr.write(f"{text}\n")
     assert progress is not None
     return progress

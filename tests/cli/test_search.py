@@ -67,10 +67,35 @@ def test_the_rates_of_two_axes_are_printed_site_by_site(folder, monkeypatch, cap
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_search_of_stages_prints_and_draws_every_stage(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    spec = tmp_path / "staged.toml"
+    spec.write_text(
+        SPEC.replace('profile = "profile.json"', "batch_shares = [0.5]\nstages = [0, 0.5]")
+    )
+    out = tmp_path / "out"
+    assert cli.main(["search", str(spec), "--uniform", "--out", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("stage")] == ["stage 0", "stage 0.5"]
+    table = load_table(out / "table.safetensors")
+    assert sum(" batch " in line for line in lines) == len(table.rates)
+    assert {path.name for path in out.glob("*.png")} == {
+        f"{name}-{stage}.png" for name in ("front", "vectors") for stage in (1, 2)
+    }
+
+
 def test_a_folder_without_records_is_an_error_and_nothing_is_written(folder, capsys):
     assert run(folder, "new", "--records", str(folder / "nowhere")) != 0
     assert "nowhere" in capsys.readouterr().err
     assert not (folder / "new").exists()
+
+
+def test_a_side_at_which_the_network_cannot_run_is_an_error_and_nothing_is_written(folder, capsys):
+    assert run(folder, "sides", "search.sides=[14]") == 2
+    error = capsys.readouterr().err
+    assert "cannot run at 14x14" in error
+    assert error.count("\n") == 1
+    assert not (folder / "sides").exists()
 
 
 def test_a_folder_of_another_search_is_refused(folder, capsys):

@@ -13,7 +13,7 @@ from pliant.nn.elastic import elastic
 from pliant.nn.models import densenet100, digits_cnn
 from pliant.nn.pareto_table import ParetoTable, describe_layers, resolve_table, uniform_table
 from pliant.nn.table_file import load_table, read_provenance, save_table
-from pliant.table_search.table_rows import round_rates
+from pliant.table_search.search_space import round_rates
 
 SMALL = ParetoTable("net", ((0.5,), (0.25,), (0.0,)), (0.3, 0.6, 1.0), (0.1, 0.2, 0.2))
 

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from tests.table_search.toy_problem import HIGHEST, make_problem, run_search, squared
 
+from pliant.table_search.ask_tell import SearchProblem
 from pliant.table_search.nsga2 import Nsga2
 from pliant.table_search.pareto import hypervolume
 from pliant.table_search.surrogate import (
@@ -68,6 +69,34 @@ def test_the_front_is_the_analytic_one():
     assert np.abs(losses - (1 - costs) ** 2).max() < 0.02
 
 
+def test_the_front_of_rates_and_levels_is_that_of_all_combinations():
+    sides = np.array([1.0, 0.75, 0.5])
+
+    def split(vectors):
+        levels = np.clip(np.floor(vectors[:, 2] / HIGHEST * 3), 0, 2).astype(int)
+        return vectors[:, :2] / HIGHEST, levels
+
+    def cost(vectors):  # a product of widths and of the area
+        rates, levels = split(vectors)
+        return (1 - rates[:, 0] / 2) * (1 - rates[:, 1] / 2) * sides[levels] ** 2
+
+    def loss(vectors):  # the middle side costs next to nothing, and so does the second rate
+        assert np.isin(vectors[:, 2] / HIGHEST, [0, 0.5, 1]).all(), "trained in between"
+        rates, levels = split(vectors)
+        return 0.5 * rates[:, 0] + 0.1 * rates[:, 1] + np.array([0.0, 0.05, 0.4])[levels]
+
+    problem = SearchProblem(3, HIGHEST, cost, tuple(range(10)), 3, 0, level_counts=(3,))
+    front, _ = run_search(SurrogateSearch().propose(problem), loss)
+    grid = np.linspace(0, HIGHEST, 21)
+    everything = np.stack(np.meshgrid(grid, grid, [0.0, 0.25, 0.5]), axis=-1).reshape(-1, 3)
+    found, best = (hypervolume(cost(v), loss(v)) for v in (front, everything))
+    assert found > 0.96 * best  # of 24 vectors instead of 1,323
+    costs = cost(front)
+    is_middle = split(front)[1][(costs > 0.3) & (costs < 0.48)] == 1
+    assert is_middle.all()
+    assert is_middle.size
+
+
 def test_a_twentieth_of_the_trainings_gives_as_good_a_front_under_noise():
     pytest.importorskip("pymoo")
     problem, genetic = make_problem(), Nsga2(population=24, generations=20)
@@ -81,7 +110,7 @@ def test_a_twentieth_of_the_trainings_gives_as_good_a_front_under_noise():
 def test_points_of_a_front_lie_evenly_and_reach_both_ends():
     loss = Quadratic(np.full(3, 0.2), np.diag([0.1, 0.2, 0.3]))
     cost = Quadratic(np.full(3, -1 / 3), np.zeros((3, 3)))
-    points = select_front_points(loss, cost, 5)
+    points = select_front_points(loss, {(): cost}, 5)
     assert points[0].tolist() == [1.0] * 3
     assert points[-1].tolist() == [0.0] * 3
     assert np.abs(cost(points) - np.linspace(-1, 0, 5)).max() < 0.05

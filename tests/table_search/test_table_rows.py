@@ -47,6 +47,16 @@ def test_a_gap_stays_where_the_line_between_two_vectors_leaves_it():
     assert len(fill_gaps(ends, 3, bump).costs) == 3
 
 
+def test_a_gap_between_two_image_sides_stays():
+    def step_cost(vectors):
+        return 0.3 - 0.4 * vectors[:, 0] + 1.4 * (0.5 - vectors[:, 1])
+
+    measured = ([0.5, 0.5], 0.1, 0.0), ([0.0, 0.5], 0.3, 0.2), ([0.0, 0.0], 1.0, 1.0)
+    rows = fill_gaps(TableRows(*make_columns(*measured)), 5, step_cost, levels=1)
+    assert rows.vectors[:, 1].tolist() == [0.5, 0.5, 0.5, 0.5, 0.0]
+    assert rows.costs.tolist() == pytest.approx([0.1, 0.15, 0.2, 0.3, 1.0])
+
+
 RATE = st.floats(0.0, 0.5)
 
 

@@ -10,7 +10,7 @@ HIGHEST = 0.5
 def make_problem(sites=6, seed=0):
     """Make a problem whose cost falls with the mean rate; see `squared` for the loss."""
     return SearchProblem(
-        sites=sites,
+        genes=sites,
         highest_rate=HIGHEST,
         cost=lambda vectors: 1 - (vectors / HIGHEST).mean(axis=1),
         seeds=tuple(range(10)),

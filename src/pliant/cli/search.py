@@ -10,6 +10,7 @@ UNIFORM_VECTORS = 9  # vectors of equal rates in the plot
 
 if TYPE_CHECKING:
     from pliant.experiment.config import SearchRun
+    from pliant.nn.pareto_table import ParetoTable
     from pliant.table_search.run import SearchProgress
 
 
@@ -73,10 +74,11 @@ def run_search(
 
     from pliant.experiment.build import build_search
     from pliant.storage.run_dir import create_run_dir, read_config
-    from pliant.table_search.run import copy_trials, iter_search
+    from pliant.table_search.run import check_sides, copy_trials, iter_search
     from pliant.value import decode, encode
 
     net, proxy = build_search(run)  # may fail, so before creating the folder
+    check_sides(net, proxy, run.search, run.network.elastic_options)
     saved = msgspec.structs.replace(run, workers=type(run).__struct_defaults__[-1])
     if not (folder / "config.json").exists():
         if records_folder is not None:
@@ -114,7 +116,7 @@ def _show_progress(steps: "Iterator[SearchProgress]", *, is_json: bool) -> str:
                 seconds = time.monotonic() - start
                 left = seconds * (last.expected - last.trainings) / max(1, last.trainings)
                 print_line(
-                    f"{last.stage:8} {last.trainings:>6}/{last.expected} short trainings  "
+                    f"{_name_phase(last):8} {last.trainings:>6}/{last.expected} short trainings  "
                     f"hypervolume {last.hypervolume:.4f}  {seconds:8.0f} s, {left:8.0f} s left"
                 )
     else:
@@ -124,20 +126,54 @@ def _show_progress(steps: "Iterator[SearchProgress]", *, is_json: bool) -> str:
         with Progress(*columns, console=Console(stderr=True)) as bar:
             task = bar.add_task("", total=None, volume=0.0)
             for last in steps:
-                bar.update(task, description=last.stage, volume=last.hypervolume)
+                bar.update(task, description=_name_phase(last), volume=last.hypervolume)
                 bar.update(task, completed=last.trainings, total=last.expected)
     assert last is not None
     assert last.table is not None
-    table = last.table
-    text = f"{len(table.rates)} rows, {last.trainings} short trainings\n"
+    return f"{len(last.table.rates)} rows, {last.trainings} short trainings\n" + "".join(
+        map(_describe_stage, last.table.split_stages())
+    )
+
+
+def _name_phase(progress: "SearchProgress") -> str:
+    return progress.phase if progress.stage == 1 else f"{progress.phase} {progress.stage}"
+
+
+def _describe_stage(table: "ParetoTable") -> str:
+    """Return a few rows of a table as text."""
+    text = f"stage {table.stages[0]:g}\n" if table.stages else ""
     for row in range(0, len(table.rates), max(1, len(table.rates) // 8)):
         share, gain, rates = table.shares[row], table.gains[row], table.rates[row]
-        rate = sum(rates) / len(rates)
-        text += f"  {share:6.3f} of the MACs  gain {gain:7.4f}  mean rate {rate:.3f}\n"
+        text += f"  {share:6.3f} of the MACs  gain {gain:7.4f}"
+        text += f"  mean rate {sum(rates) / len(rates):.3f}"
+        side, batch_share = table.get_scale(row)
+        if table.sides:
+            text += f"  side {side or 'full':>4}"
+        if table.batch_shares:
+            text += f"  batch {batch_share:.3g}"
+        text += "\n"
     return text
 
 
 def _draw_plots(run: "SearchRun", folder: Path, *, needs_uniform: bool) -> None:
+    from pliant.nn.table_file import load_table
+    from pliant.table_search.run import TABLE_FILE
+
+    tables = load_table(folder / TABLE_FILE).split_stages()
+    for stage, table in enumerate(tables):
+        suffix = f"-{stage + 1}" if len(tables) > 1 else ""
+        _draw_stage(run, folder, table, stage, suffix, needs_uniform=needs_uniform)
+
+
+def _draw_stage(
+    run: "SearchRun",
+    folder: Path,
+    table: "ParetoTable",
+    stage: int,
+    suffix: str,
+    *,
+    needs_uniform: bool,
+) -> None:
     from functools import partial
 
     import numpy as np
@@ -145,34 +181,37 @@ def _draw_plots(run: "SearchRun", folder: Path, *, needs_uniform: bool) -> None:
     from pliant.analysis import pareto_plot
     from pliant.analysis.pareto_plot import CostLossPoints
     from pliant.experiment.build import build_search
-    from pliant.nn.table_file import load_table
-    from pliant.table_search.run import TABLE_FILE, open_search
+    from pliant.table_search.run import open_search
     from pliant.value import encode
 
-    table, settings = load_table(folder / TABLE_FILE), run.search
+    settings, options = run.search, run.network.elastic_options
     net, proxy = build_search(run)
-    options = run.network.elastic_options
     shares, gains = np.asarray(table.shares), np.asarray(table.gains)
     spread = max(gains[-1] - gains[0], 1e-9)
     costs = (shares - shares[0]) / (shares[-1] - shares[0])
-    lines = [CostLossPoints("table, at fresh seeds", costs, (gains[-1] - gains) / spread)]
+    losses = (gains[-1] - gains) / spread
+    lines = [CostLossPoints("table, at fresh seeds", costs, losses, table.sides)]
     if needs_uniform:
-        rates = np.linspace(0.0, settings.highest_rate, UNIFORM_VECTORS)
-        vectors = np.repeat(rates[:, None], len(table.rates[0]), axis=1)
         with open_search(
             net,
             proxy,
             settings,
             workers=run.workers,
-            folder=folder / "uniform",
+            folder=folder / f"uniform{suffix}",
             make_inputs=partial(build_search, run),
             elastic_options=options,
+            stage=stage,
         ) as state:
+            vectors = np.zeros((UNIFORM_VECTORS, state.space.genes))
+            rates = np.linspace(0.0, settings.highest_rate, UNIFORM_VECTORS)
+            vectors[:, : state.space.sites] = rates[:, None]
             uniform = state.measure_vectors(vectors, state.fresh_seeds)
         lines.append(CostLossPoints("equal rates, at fresh seeds", uniform[:, 0], uniform[:, 1]))
-    with open_search(net, proxy, settings, folder=folder, elastic_options=options) as state:
+    with open_search(
+        net, proxy, settings, folder=folder, elastic_options=options, stage=stage
+    ) as state:
         points = state.repeat_trials()
     trials = CostLossPoints("tried", points[:, 0], points[:, 1])
-    pareto_plot.draw_search_fronts(trials, lines).save(folder / "front.png")
+    pareto_plot.draw_search_fronts(trials, lines).save(folder / f"front{suffix}.png")
     rate_vectors = pareto_plot.make_rate_vectors(folder.name, "", encode(table))
-    pareto_plot.draw_rate_vectors(rate_vectors).save(folder / "vectors.png")
+    pareto_plot.draw_rate_vectors(rate_vectors).save(folder / f"vectors{suffix}.png")

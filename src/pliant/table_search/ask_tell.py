@@ -13,18 +13,19 @@ from pliant.table_search.pareto import FloatArray
 class SearchProblem:
     """A search space with its normalised cost: 0 at the highest rates, 1 for the full network."""
 
-    sites: int
+    genes: int  # one per site, then those with levels
     highest_rate: float
-    cost: Callable[[FloatArray], FloatArray]  # (vector, site) -> (vector,)
+    cost: Callable[[FloatArray], FloatArray]  # (vector, gene) -> (vector,)
     seeds: tuple[int, ...]  # both corners are measured at all of them
     search_seed_count: int  # how many of them, from the first, a search uses per vector
     seed: int  # of the search itself
+    level_counts: tuple[int, ...] = ()  # of the last genes
 
 
 class TrialRequest(NamedTuple):
     """Short trainings to run: each vector at the seeds in its row."""
 
-    vectors: FloatArray  # (vector, site)
+    vectors: FloatArray  # (vector, gene)
     seeds: tuple[tuple[int, ...], ...]
 
 

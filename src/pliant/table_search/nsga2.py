@@ -23,7 +23,7 @@ class Nsga2(Value, frozen=True, tag="nsga2"):
     """The paper's search: a population that contains the two corners from the start.
 
     >>> import pliant as pl
-    >>> pl.Nsga2(population=64, generations=50).count_trainings(sites=39, seeds=3)
+    >>> pl.Nsga2(population=64, generations=50).count_trainings(genes=39, seeds=3)
     9792
     """
 
@@ -35,7 +35,7 @@ class Nsga2(Value, frozen=True, tag="nsga2"):
     mutation_eta: Positive = 20.0
     mutated: Fraction = 0.9  # share of vectors that may mutate at all, as in pymoo
 
-    def count_trainings(self, sites: int, seeds: int) -> int:
+    def count_trainings(self, genes: int, seeds: int) -> int:
         """Return the number of short trainings the search needs."""
         return self.population * (self.generations + 1) * seeds
 
@@ -60,19 +60,19 @@ class Nsga2(Value, frozen=True, tag="nsga2"):
 
 def make_corners(problem: SearchProblem) -> FloatArray:
     """Return the full network and the highest rates."""
-    return np.stack([np.zeros(problem.sites), np.full(problem.sites, problem.highest_rate)])
+    return np.stack([np.zeros(problem.genes), np.full(problem.genes, problem.highest_rate)])
 
 
 def _make_algorithm(settings: Nsga2, problem: SearchProblem) -> Any:
-    sites, highest_rate, seed = problem.sites, problem.highest_rate, problem.seed
+    genes, highest_rate, seed = problem.genes, problem.highest_rate, problem.seed
     nsga2 = require("pymoo.algorithms.moo.nsga2", "search").NSGA2
     sbx = require("pymoo.operators.crossover.sbx", "search").SBX
     polynomial = require("pymoo.operators.mutation.pm", "search").PolynomialMutation
     make_space = require("pymoo.core.problem", "search").Problem
     random_count = max(0, settings.population - 2)
-    random_vectors = rng_stream(seed, "population").uniform(0, highest_rate, (random_count, sites))
+    random_vectors = rng_stream(seed, "population").uniform(0, highest_rate, (random_count, genes))
     corners = make_corners(problem)[: settings.population]
-    mutation = settings.mutation if settings.mutation is not None else 1.0 / sites
+    mutation = settings.mutation if settings.mutation is not None else 1.0 / genes
     algorithm = nsga2(
         pop_size=settings.population,
         sampling=np.concatenate([corners, random_vectors]),
@@ -80,7 +80,7 @@ def _make_algorithm(settings: Nsga2, problem: SearchProblem) -> Any:
         mutation=polynomial(prob=settings.mutated, prob_var=mutation, eta=settings.mutation_eta),
     )
     algorithm.setup(
-        make_space(n_var=sites, n_obj=2, xl=0.0, xu=highest_rate),
+        make_space(n_var=genes, n_obj=2, xl=0.0, xu=highest_rate),
         termination=("n_gen", settings.generations + 1),
         seed=derive_seed(seed, "evolution") % 2**32,  # pymoo takes 32 bits
         verbose=False,
@@ -93,11 +93,11 @@ class RandomSearch(Value, frozen=True, tag="random"):
 
     vectors: Count = 64 * 51
 
-    def count_trainings(self, sites: int, seeds: int) -> int:
+    def count_trainings(self, genes: int, seeds: int) -> int:
         return self.vectors * seeds
 
     def propose(self, problem: SearchProblem) -> SearchGenerator:
-        shape = max(0, self.vectors - 2), problem.sites
+        shape = max(0, self.vectors - 2), problem.genes
         rng = rng_stream(problem.seed, "random")
         random_vectors = rng.uniform(0, problem.highest_rate, shape)
         vectors = np.concatenate([make_corners(problem), random_vectors])
@@ -111,10 +111,10 @@ class UniformRates(Value, frozen=True, tag="uniform"):
 
     vectors: Count = 64
 
-    def count_trainings(self, sites: int, seeds: int) -> int:
+    def count_trainings(self, genes: int, seeds: int) -> int:
         return 0
 
     def propose(self, problem: SearchProblem) -> SearchGenerator:
         rates = np.linspace(problem.highest_rate, 0.0, self.vectors)
         yield from ()
-        return np.repeat(rates[:, None], problem.sites, axis=1)
+        return np.repeat(rates[:, None], problem.genes, axis=1)

@@ -19,7 +19,7 @@ from torch import nn
 from pliant import __version__
 from pliant.data import ImageDataset
 from pliant.nn.elastic import ElasticOptions
-from pliant.nn.pareto_table import ParetoTable
+from pliant.nn.pareto_table import ParetoTable, count_step_macs
 from pliant.nn.table_file import save_table
 from pliant.params import Params, digest
 from pliant.rng import derive_seed
@@ -32,6 +32,7 @@ from pliant.table_search.ask_tell import (
     request_same_seeds,
 )
 from pliant.table_search.pareto import FloatArray, hypervolume
+from pliant.table_search.search_space import make_search_space
 from pliant.table_search.settings import SearchSettings
 from pliant.table_search.short_training import (
     SearchContext,
@@ -45,7 +46,7 @@ from pliant.table_search.short_training import (
 from pliant.table_search.table_rows import (
     build_table,
     fill_gaps,
-    round_rates,
+    join_stages,
     select_monotone,
     thin_vectors,
 )
@@ -55,6 +56,7 @@ from pliant.workers.pool import AnyWorkers, InlineWorkers, Pool, open_pool
 
 TABLE_FILE = "table.safetensors"
 SNAPSHOT_FILE = "snapshot.ckpt"
+SNAPSHOT_PATTERN = "snapshot*.ckpt"  # one per stage
 CHUNK_PER_WORKER = 8  # trainings per worker between two writes of the log
 
 InputFactory = Callable[[], tuple[nn.Module, ImageDataset]]
@@ -63,11 +65,12 @@ InputFactory = Callable[[], tuple[nn.Module, ImageDataset]]
 class SearchProgress(Value, frozen=True):
     """Progress of a search; the last one has the table."""
 
-    stage: str  # corners, search, fresh, done
+    phase: str  # corners, search, fresh, done
     trainings: int  # so far
     expected: int  # in all
     hypervolume: float  # of the front so far
     table: ParetoTable | None = None
+    stage: int = 1  # of training at which the table is measured
 
 
 def search(
@@ -119,34 +122,52 @@ def iter_search(
     copying them would cost more.
     """
     settings = settings or SearchSettings()
-    with open_search(
-        net,
-        proxy,
-        settings,
-        workers=workers,
-        folder=folder,
-        make_inputs=make_inputs,
-        elastic_options=elastic_options,
-    ) as run:
-        yield from run.measure_corners()
-        front_vectors = yield from run.run_algorithm()
-        table = yield from run.measure_table(front_vectors)
-        if folder is not None:
-            # how it was made, without time or path: equal searches write equal files
-            provenance = {
-                "pliant": __version__,
-                "search": encode(settings),
-                "context": run.trial_log.context,
-                "trainings": len(run.requested),
-            }
-            save_table(folder / TABLE_FILE, table, provenance)
-        yield run.make_progress("done", table)
+    check_sides(net, proxy, settings, elastic_options)
+    tables, contexts, trainings = [], [], 0
+    for stage in range(len(settings.stages)):
+        with open_search(
+            net,
+            proxy,
+            settings,
+            workers=workers,
+            folder=folder,
+            make_inputs=make_inputs,
+            elastic_options=elastic_options,
+            stage=stage,
+        ) as run:
+            run.trainings_before = trainings
+            yield from run.measure_corners()
+            front_vectors = yield from run.run_algorithm()
+            tables.append((yield from run.measure_table(front_vectors)))
+            contexts.append(run.trial_log.context)
+            trainings += len(run.requested)
+    table = join_stages(tables, settings.stages)
+    if folder is not None:
+        # how it was made, without time or path: equal searches write equal files
+        provenance = {
+            "pliant": __version__,
+            "search": encode(settings),
+            "context": " ".join(contexts),
+            "trainings": trainings,
+        }
+        save_table(folder / TABLE_FILE, table, provenance)
+    yield run.make_progress("done", table)
+
+
+def check_sides(
+    net: nn.Module, proxy: ImageDataset, settings: SearchSettings, options: ElasticOptions | None
+) -> None:
+    """Raise if the network cannot run on images of a side that is searched."""
+    if settings.sides:
+        context = make_search_context(net, proxy, settings.objective, options, check=False)
+        make_search_space(context.net, settings.highest_rate, settings.sides, ())
 
 
 def copy_trials(source_folder: Path, folder: Path) -> None:
     """Copy the short trainings of another search, for reuse where the objective is the same."""
     read_trials(source_folder / TRIALS_FILE)  # refuses another format
-    contents = {name: (source_folder / name).read_bytes() for name in (SNAPSHOT_FILE, TRIALS_FILE)}
+    paths = [source_folder / TRIALS_FILE, *sorted(source_folder.glob(SNAPSHOT_PATTERN))]
+    contents = {path.name: path.read_bytes() for path in paths}
     for name, content in contents.items():
         atomic.write_bytes(folder / name, content)
 
@@ -161,8 +182,13 @@ def open_search(
     folder: Path | None = None,
     make_inputs: InputFactory | None = None,
     elastic_options: ElasticOptions | None = None,
+    stage: int = 0,
 ) -> Iterator["SearchState"]:
-    """Start the workers of a search and read its log; the arguments are those of `iter_search`."""
+    """Start the workers of a search and read its log, at one of its stages.
+
+    The other arguments are those of `iter_search`. The stages share the file of the log: what they
+    measure has another context.
+    """
     workers = workers or InlineWorkers()
     make_context = partial(make_search_context, net, proxy, settings.objective, elastic_options)
     get_context = cache(make_context)
@@ -175,11 +201,11 @@ def open_search(
         context = get_context()
         if not context.net.sites:
             raise ValueError("Expected a network with filters to drop, found none")
-        snapshot_params = _load_or_train_snapshot(context, folder)
+        snapshot_params = _load_or_train_snapshot(context, folder, settings.stages[stage])
         address = f"{context.digest} {digest(snapshot_params)}"
         log = TrialLog(blake2b(address.encode(), digest_size=16).hexdigest(), folder)
         with closing(log):
-            yield SearchState(settings, context, snapshot_params, pool, log)
+            yield SearchState(settings, context, snapshot_params, pool, log, stage)
 
 
 def _make_context(
@@ -188,9 +214,10 @@ def _make_context(
     return make_search_context(*make_inputs(), settings.objective, options, check=False)
 
 
-def _load_or_train_snapshot(context: SearchContext, folder: Path | None) -> Params:
+def _load_or_train_snapshot(context: SearchContext, folder: Path | None, stage: float) -> Params:
     """Return the snapshot on disk if it is intact and belongs to this context, else a new one."""
-    path = None if folder is None else folder / SNAPSHOT_FILE
+    name = SNAPSHOT_FILE if stage == 1.0 else f"snapshot-{stage}.ckpt"
+    path = None if folder is None else folder / name
     if path is not None and path.exists():
         try:
             params, context_digest = checkpoint.load(path)
@@ -198,7 +225,7 @@ def _load_or_train_snapshot(context: SearchContext, folder: Path | None) -> Para
             context_digest = None
         if context_digest == context.digest:
             return params
-    params = train_snapshot(context)
+    params = train_snapshot(context, stage)
     if path is not None:
         atomic.write_bytes(path, checkpoint.to_bytes(params, context.digest))
     return params
@@ -213,75 +240,91 @@ class SearchState:
     snapshot_params: Params
     pool: Pool[Trial, TrialOutcome]
     trial_log: TrialLog
+    stage: int = 0
+    trainings_before: int = 0  # of other stages
     requested: set[Trial] = field(default_factory=set)
     points: list[tuple[float, float]] = field(default_factory=list)
     is_finished: bool = False  # nothing is left to train
 
     def __post_init__(self) -> None:
-        settings, sites = self.settings, len(self.context.net.sites)
+        settings, net = self.settings, self.context.net
         objective = settings.objective
+        axes = (settings.highest_rate, settings.sides, settings.batch_shares)
+        self.space = make_search_space(net, *axes)
         seed_count = max(settings.corner_seeds, objective.seeds)
         self.seeds = tuple(derive_seed(settings.seed, "short", n) for n in range(seed_count))
         # the same for every search with this objective, so that fronts can be compared
         self.fresh_seeds = tuple(
             derive_seed(objective.seed, "fresh", n) for n in range(settings.fresh_seeds)
         )
-        self.full_rates = np.zeros(sites)
-        self.highest_rates = round_rates(np.full(sites, settings.highest_rate))
-        self.step_cost: Callable[[FloatArray], float] = partial(
-            self.context.net.macs, training=True, sampling=objective.choice
-        )
+        genes = self.space.genes
+        self.full_step = np.zeros(genes)
+        self.cheapest_step = self.space.round(np.full((1, genes), settings.highest_rate))[0]
+        self.min_step_cost = self.step_cost(self.cheapest_step)
+        self.max_step_cost = self.step_cost(self.full_step)
+        expected = settings.algorithm.count_trainings(genes, objective.seeds)
+        expected += 2 * seed_count + settings.fresh_seeds * settings.rows
+        self.expected_trainings = expected * len(settings.stages)
+
+    def step_cost(self, vector: FloatArray) -> float:
+        """Return the MACs or the seconds of a training step."""
+        settings, net, trial = self.settings, self.context.net, self.space.make_trial(vector, 0)
+        step = (trial.rates, trial.side, trial.batch)
         if settings.cost == "seconds":
             assert settings.profile is not None
-            self.step_cost = partial(settings.profile.predict_seconds, self.context.net)
-        self.min_step_cost = self.step_cost(self.highest_rates)
-        self.max_step_cost = self.step_cost(self.full_rates)
-        self.expected_trainings = settings.algorithm.count_trainings(sites, objective.seeds)
-        self.expected_trainings += 2 * seed_count + settings.fresh_seeds * settings.rows
+            return settings.profile.predict_seconds(net, *step)
+        return count_step_macs(net, *step, settings.objective.choice)
 
     def compute_costs(self, vectors: FloatArray) -> FloatArray:
-        """Return costs normalised to 0 at the highest rates and 1 for the full network."""
-        costs = np.array([self.step_cost(vector) for vector in round_rates(vectors)])
+        """Return costs normalised to 0 for the cheapest step and 1 for the full one."""
+        costs = np.array([self.step_cost(vector) for vector in self.space.round(vectors)])
         return (costs - self.min_step_cost) / (self.max_step_cost - self.min_step_cost)
 
-    def make_progress(self, stage: str, table: ParetoTable | None = None) -> SearchProgress:
+    def make_progress(self, phase: str, table: ParetoTable | None = None) -> SearchProgress:
         points = np.array(self.points).reshape(-1, 2)
-        done = len(self.requested)
-        volume = hypervolume(points[:, 0], points[:, 1])
-        return SearchProgress(stage, done, max(self.expected_trainings, done), volume, table)
+        done = self.trainings_before + len(self.requested)
+        volume, expected = hypervolume(points[:, 0], points[:, 1]), self.expected_trainings
+        return SearchProgress(phase, done, max(expected, done), volume, table, self.stage + 1)
 
     def measure_corners(self) -> Iterator[SearchProgress]:
-        """Measure the full network and the highest rates, to which all losses are relative."""
-        corners = np.stack([self.full_rates, self.highest_rates])
+        """Measure the full and the cheapest step, to which all losses are relative."""
+        corners = np.stack([self.full_step, self.cheapest_step])
         yield from self.train_missing(request_same_seeds(corners, self.seeds), "corners")
-        full, highest = (self._get_gains(rates, self.seeds).mean(axis=0) for rates in corners)
+        full, cheapest = (self._get_gains(vector, self.seeds).mean(axis=0) for vector in corners)
         # where dropout has no measurable cost, assume that of one image
         smallest = np.array([1 / len(self.context.eval_images), 1e-3])
-        self.loss_scale = np.maximum(full - highest, smallest)  # of accuracy, and of -loss
+        self.loss_scale = np.maximum(full - cheapest, smallest)  # of accuracy, and of -loss
 
     def run_algorithm(self) -> Generator[SearchProgress, None, FloatArray]:
         """Serve the algorithm's requests until it returns its front."""
-        settings, sites = self.settings, len(self.context.net.sites)
-        seeds = (self.seeds, settings.objective.seeds, settings.seed)
-        problem = SearchProblem(sites, settings.highest_rate, self.compute_costs, *seeds)
+        settings, space = self.settings, self.space
+        problem = SearchProblem(
+            space.genes,
+            settings.highest_rate,
+            self.compute_costs,
+            self.seeds,
+            settings.objective.seeds,
+            settings.seed,
+            space.level_counts,
+        )
         algorithm = settings.algorithm.propose(problem)
         try:
             request = next(algorithm)
             while True:
-                request = TrialRequest(round_rates(request.vectors), request.seeds)
+                request = TrialRequest(space.round(request.vectors), request.seeds)
                 yield from self.train_missing(request, "search")
                 losses = self.normalise_losses(request)
                 self.points += self.compute_points(request, losses)
                 request = algorithm.send(losses)
         except StopIteration as stop:
             front_vectors: FloatArray = stop.value
-            return round_rates(front_vectors)
+            return space.round(front_vectors)
 
     def measure_table(
         self, front_vectors: FloatArray
     ) -> Generator[SearchProgress, None, ParetoTable]:
         """Measure the front at fresh seeds and build a table of it."""
-        vectors = np.vstack([front_vectors, self.full_rates, self.highest_rates])
+        vectors = np.vstack([front_vectors, self.full_step, self.cheapest_step])
         vectors = np.unique(vectors, axis=0)
         vectors = thin_vectors(vectors, self.compute_costs(vectors), self.settings.rows)
         yield from self.train_missing(request_same_seeds(vectors, self.fresh_seeds), "fresh")
@@ -289,14 +332,15 @@ class SearchState:
         accuracies = [self._get_gains(v, self.fresh_seeds)[:, 0].mean() for v in vectors]
         gains = np.array(accuracies) - start
         rows = select_monotone(vectors, self.compute_costs(vectors), gains)
-        rows = fill_gaps(rows, self.settings.rows, self.compute_costs)
+        levels = len(self.space.level_counts)
+        rows = fill_gaps(rows, self.settings.rows, self.compute_costs, levels)
         choice = self.settings.objective.choice
-        return build_table(self.context.net, rows, choice, self.settings.profile)
+        return build_table(self.context.net, rows, self.space, choice, self.settings.profile)
 
     def measure_vectors(self, vectors: FloatArray, seeds: tuple[int, ...]) -> FloatArray:
         """Return the normalised cost and loss of each vector; measure the corners likewise."""
         self.seeds = seeds
-        request = request_same_seeds(round_rates(vectors), seeds)
+        request = request_same_seeds(self.space.round(vectors), seeds)
         for _ in chain(self.measure_corners(), self.train_missing(request, "fresh")):
             pass
         points = self.compute_points(request, self.normalise_losses(request))
@@ -309,12 +353,12 @@ class SearchState:
             pass
         return np.array(self.points).reshape(-1, 2)
 
-    def train_missing(self, request: TrialRequest, stage: str) -> Iterator[SearchProgress]:
+    def train_missing(self, request: TrialRequest, phase: str) -> Iterator[SearchProgress]:
         """Run the trials of a request that are not in the log yet."""
         net, size = self.context.net, CHUNK_PER_WORKER * self.pool.count
         full_macs, choice = net.macs(net.full, training=True), self.settings.objective.choice
         pairs = zip(*request, strict=True)
-        all_trials = (Trial(tuple(vector.tolist()), s) for vector, seeds in pairs for s in seeds)
+        all_trials = (self.space.make_trial(vector, s) for vector, seeds in pairs for s in seeds)
         trials = list(dict.fromkeys(all_trials))
         missing = [trial for trial in trials if trial not in self.trial_log.outcomes]
         if missing and self.is_finished:
@@ -324,15 +368,15 @@ class SearchState:
             chunk = missing[start : start + size]
             outcomes = self.pool.run(chunk, self.snapshot_params)
             for trial, outcome in zip(chunk, outcomes, strict=True):
-                macs = net.macs(trial.rates, training=True, sampling=choice)
+                macs = count_step_macs(net, trial.rates, trial.side, trial.batch, choice)
                 self.trial_log.put(trial, outcome, macs / full_macs)
             self.requested.update(chunk)
-            yield self.make_progress(stage)
+            yield self.make_progress(phase)
 
     def _get_gains(self, vector: FloatArray, seeds: tuple[int, ...]) -> FloatArray:
         """Return (seed, 2): accuracy and negative cross-entropy."""
-        rates = tuple(vector.tolist())
-        outcomes = [self.trial_log.outcomes[Trial(rates, seed)] for seed in seeds]
+        trials = [self.space.make_trial(vector, seed) for seed in seeds]
+        outcomes = [self.trial_log.outcomes[trial] for trial in trials]
         return np.array([(outcome.accuracy, -outcome.loss) for outcome in outcomes])
 
     def compute_points(
@@ -345,7 +389,7 @@ class SearchState:
 
     def normalise_losses(self, request: TrialRequest) -> TrialLosses:
         losses = [
-            (self._get_gains(self.full_rates, seeds) - self._get_gains(vector, seeds))
+            (self._get_gains(self.full_step, seeds) - self._get_gains(vector, seeds))
             / self.loss_scale
             for vector, seeds in zip(*request, strict=True)
         ]

@@ -2,11 +2,11 @@
 
 Rapp et al., DISTREAL, AAAI 2022, equation (1). Only proxy images are used: one part, distorted, for
 the snapshot, one for the short training, one for the accuracy. A short training is a pure function
-of (snapshot, rates, seed); at one seed all vectors see the same mini-batches and the same random
-draws, so that only the vector differs.
+of (snapshot, trial); at one seed all vectors see the same mini-batches and the same random draws,
+so that only the vector differs. A smaller side or batch share is that of these mini-batches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pliant.data import ImageDataset, cycle_batches
+from pliant.data import ImageDataset, InputScale, cycle_batches
 from pliant.nn.elastic import Elastic, ElasticOptions, elastic
 from pliant.nn.evaluation import evaluate_batches, make_slices
 from pliant.nn.norm_statistics import NormStatistics, ReestimatedStats, prepare_norm_statistics
@@ -63,6 +63,8 @@ class Trial(Value, frozen=True):
 
     rates: tuple[float, ...]
     seed: int
+    side: int | None = None  # of the images, in pixels; None: as they are
+    batch: float = 1.0  # share of the samples of each mini-batch
 
 
 class TrialOutcome(Value, frozen=True):
@@ -126,39 +128,48 @@ def make_search_context(
     return SearchContext(elastic_net, snapshot_images, train_images, eval_images, settings)
 
 
-def train_snapshot(context: SearchContext) -> Params:
-    """Train the full network briefly on distorted images."""
+def train_snapshot(context: SearchContext, stage: float = 1.0) -> Params:
+    """Train the full network briefly on distorted images, up to this share of the training."""
     settings = context.settings
     trainer = SubnetTrainer(context.net, get_params(context.net.module), settings.optimiser)
-    trial = Trial((), settings.seed)
-    images, steps = context.snapshot_images, settings.snapshot_batches
-    _train_steps(trainer, context, images, steps, trial, "snapshot")
+    steps = settings.snapshot_batches
+    trial, last_step = Trial((), settings.seed), round(stage * steps)
+    batches = _iter_batches(context.snapshot_images, settings, trial, "snapshot")
+    _train_steps(trainer, context, islice(batches, last_step), steps, trial)
     return trainer.params()
 
 
 def run_short_training(
     context: SearchContext, snapshot_params: Params, trial: Trial
 ) -> TrialOutcome:
-    """Train for a few mini-batches at the trial's rates and evaluate the full network."""
+    """Train for a few mini-batches as the trial says and evaluate the full network."""
     trainer = SubnetTrainer(context.net, snapshot_params, context.settings.optimiser)
-    _train_steps(trainer, context, context.train_images, context.settings.batches, trial, "short")
+    steps = context.settings.batches
+    batches = _iter_batches(context.train_images, context.settings, trial, "short")
+    _train_steps(trainer, context, islice(batches, steps), steps, trial)
     return evaluate_on_proxy(context, trainer.params())
+
+
+def _iter_batches(
+    images: ImageDataset, settings: ShortTrainingSettings, trial: Trial, stream_name: str
+) -> Iterator[tuple[Tensor, Tensor]]:
+    rows, scale = np.arange(len(images)), InputScale(trial.side, trial.batch)
+    batches = cycle_batches(images, rows, settings.batch, trial.seed, stream_name)
+    return (scale.apply(x, y) for x, y in batches)
 
 
 def _train_steps(
     trainer: SubnetTrainer,
     context: SearchContext,
-    images: ImageDataset,
+    batches: Iterable[tuple[Tensor, Tensor]],
     steps: int,
     trial: Trial,
-    stream_name: str,
 ) -> None:
-    settings, rows = context.settings, np.arange(len(images))
-    batches = cycle_batches(images, rows, settings.batch, trial.seed, stream_name)
-    for step, (x, y) in enumerate(islice(batches, steps)):
+    settings = context.settings
+    for step, (x, y) in enumerate(batches):
         if trial.rates:
             rng = rng_stream(trial.seed, "dropout", step)
-            trainer.switch(context.net.draw(trial.rates, rng, settings.choice))
+            trainer.switch(context.net.draw(trial.rates, rng, settings.choice), x.shape[2:])
         lr = settings.optimiser.lr * lr_factor(step, steps, settings.cooling)
         trainer.step(x, partial(F.cross_entropy, target=y), lr=lr)
 

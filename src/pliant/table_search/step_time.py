@@ -37,9 +37,19 @@ class StepTimeModel(Value, frozen=True):
     batch: Count  # samples in a step
     error: NonNegative | None = None  # median of |predicted - measured| / measured, held out
 
-    def predict_seconds(self, net: Elastic, subnet: Rates | Subnet) -> float:
-        """Return the seconds of a training step at rates, or of one subnet."""
-        macs, written = count_step_work(net, subnet, self.batch)
+    def predict_seconds(
+        self,
+        net: Elastic,
+        subnet: Rates | Subnet,
+        side: int | None = None,
+        batch_share: float = 1.0,
+    ) -> float:
+        """Return the seconds of a training step at rates, or of one subnet.
+
+        The time to resize the images is not included.
+        """
+        net = net if side is None else net.at(side, side)
+        macs, written = count_step_work(net, subnet, batch_share * self.batch)
         return self.start + self.per_mac * macs + self.per_byte * written
 
 
@@ -61,7 +71,7 @@ def load_step_time_model(path: Path) -> StepTimeModel:
         raise ValueError(f"{path}: expected a profile: {error}") from None
 
 
-def count_step_work(net: Elastic, subnet: Rates | Subnet, batch: int) -> tuple[float, float]:
+def count_step_work(net: Elastic, subnet: Rates | Subnet, batch: float) -> tuple[float, float]:
     """Return the MACs and the activation bytes of a training step."""
     activation_bytes = batch * FLOAT_BYTES * net.count_activations(subnet)
     return batch * net.macs(subnet, training=True), activation_bytes

@@ -1,8 +1,8 @@
 """A surrogate for short trainings: the loss as a quadratic form of the rates, fitted to few trials.
 
-Coordinates are rates divided by the highest rate, from 0 to 1. The loss has a linear and a
-quadratic term per site and one quadratic term for all sites together. No coefficient is negative,
-because dropping more filters never helps. With little data the fit shrinks towards equal sites.
+Coordinates are genes divided by the highest rate, from 0 to 1. The loss has a linear and a
+quadratic term per gene and one quadratic term for all genes together. No coefficient is negative,
+because a cheaper step never teaches more. With little data the fit shrinks towards equal genes.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,25 @@ FOLDS = 5
 
 @dataclass(frozen=True, eq=False)
 class Quadratic:
-    """The form linear · u + u · square · u, which is 0 at 0."""
+    """The form constant + linear · u + u · square · u."""
 
-    linear: FloatArray  # (site,)
-    square: FloatArray  # (site, site), symmetric
+    linear: FloatArray  # (gene,)
+    square: FloatArray  # (gene, gene), symmetric
+    constant: float = 0.0
 
     def __call__(self, points: FloatArray) -> FloatArray:
         """Return the value at each point."""
-        return np.asarray(points @ self.linear + ((points @ self.square) * points).sum(axis=1))
+        squares = ((points @ self.square) * points).sum(axis=1)
+        return np.asarray(points @ self.linear + squares + self.constant)
+
+    def fix_last(self, values: tuple[float, ...]) -> "Quadratic":
+        """Return the form of the other coordinates, with the last ones at these values."""
+        if not values:
+            return self
+        count, last = len(self.linear) - len(values), np.array(values)
+        linear = self.linear[:count] + 2 * self.square[:count, count:] @ last
+        rest = Quadratic(self.linear[count:], self.square[count:, count:], self.constant)
+        return Quadratic(linear, self.square[:count, :count], float(rest(last[None])[0]))
 
 
 def probe_quadratic(cost: Callable[[FloatArray], FloatArray], sites: int) -> Quadratic:
@@ -44,7 +55,7 @@ def probe_quadratic(cost: Callable[[FloatArray], FloatArray], sites: int) -> Qua
     first, second = np.triu_indices(sites, 1)
     both = cost(unit[first] + unit[second]) - origin if len(first) else np.zeros(0)
     square[first, second] = square[second, first] = (both - full[first] - full[second]) / 2
-    return Quadratic(full - curvature, square)
+    return Quadratic(full - curvature, square, origin)
 
 
 def fit_quadratic(points: FloatArray, losses: FloatArray, fold_order: FloatArray) -> Quadratic:

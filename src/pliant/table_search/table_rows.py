@@ -1,14 +1,17 @@
 """Turn measured vectors into the rows of a table: thinned, monotone, gaps filled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from pliant.nn.elastic import Elastic
-from pliant.nn.pareto_table import ParetoTable, describe_layers
+from pliant.nn.pareto_table import ParetoTable, count_step_macs, describe_layers
 from pliant.nn.subnet import Sampling
 from pliant.table_search.pareto import FloatArray
+from pliant.table_search.search_space import SearchSpace, round_rates
 from pliant.table_search.step_time import StepTimeModel
 
 BISECTION_STEPS = 40
@@ -17,7 +20,7 @@ BISECTION_STEPS = 40
 class TableRows(NamedTuple):
     """Vectors sorted by cost, with gains that rise too."""
 
-    vectors: FloatArray  # (row, site)
+    vectors: FloatArray  # (row, gene)
     costs: FloatArray
     gains: FloatArray
 
@@ -53,13 +56,18 @@ def select_monotone(vectors: FloatArray, costs: FloatArray, gains: FloatArray) -
     return TableRows(vectors[selected], costs[selected], np.maximum.accumulate(gains[selected]))
 
 
-def fill_gaps(rows: TableRows, count: int, cost: Callable[[FloatArray], FloatArray]) -> TableRows:
+def fill_gaps(
+    rows: TableRows, count: int, cost: Callable[[FloatArray], FloatArray], levels: int = 0
+) -> TableRows:
     """Insert rows into the widest gaps until there are `count` of them.
 
     A new vector lies on the line between its neighbours and costs the mean of both. Where the cost
-    on that line leaves the interval, the gap stays.
+    on that line leaves the interval, or where one of the last `levels` genes differs, the gap
+    stays.
     """
-    is_closed = np.zeros(max(0, len(rows.costs) - 1), np.bool_)
+    is_closed = (np.diff(rows.vectors[:, rows.vectors.shape[1] - levels :], axis=0) != 0).any(
+        axis=1
+    )
     while len(rows.costs) < count and not is_closed.all():
         gap = int(np.where(is_closed, -np.inf, np.diff(rows.costs)).argmax())
         new_row = _interpolate_row(rows, gap, cost)
@@ -96,29 +104,45 @@ def _interpolate_row(
     return vector, vector_cost, float(gain)
 
 
-def round_rates(vectors: FloatArray) -> FloatArray:
-    """Round rates to the 32 bits that a table file holds."""
-    return vectors.astype(np.float32).astype(np.float64)
-
-
 def build_table(
-    net: Elastic, rows: TableRows, sampling: Sampling, profile: StepTimeModel | None = None
+    net: Elastic,
+    rows: TableRows,
+    space: SearchSpace,
+    sampling: Sampling,
+    profile: StepTimeModel | None = None,
 ) -> ParetoTable:
     """Build a table of the rows that rise in MACs and, with a profile, in seconds."""
     full_macs = net.macs(0.0, training=True)
-    macs = [net.macs(vector, training=True, sampling=sampling) for vector in rows.vectors]
-    shares = [value / full_macs for value in macs]
-    seconds = [profile.predict_seconds(net, vector) if profile else 0.0 for vector in rows.vectors]
+    trials = [space.make_trial(vector, 0) for vector in rows.vectors]
+    steps = [(trial.rates, trial.side, trial.batch) for trial in trials]
+    shares = [count_step_macs(net, *step, sampling) / full_macs for step in steps]
+    seconds = [profile.predict_seconds(net, *step) if profile else 0.0 for step in steps]
     selected = [len(shares) - 1]  # the full network: the dearest in both
     for row in reversed(range(len(shares) - 1)):
         if shares[row] <= shares[selected[0]] and seconds[row] <= seconds[selected[0]]:
             selected.insert(0, row)
     return ParetoTable(
         net.fingerprint,
-        tuple(tuple(rows.vectors[row].tolist()) for row in selected),
+        tuple(trials[row].rates for row in selected),
         tuple(shares[row] for row in selected),
         tuple(float(rows.gains[row]) for row in selected),
         tuple(seconds[row] for row in selected) if profile else (),
         describe_layers(net),
         full_macs,
+        tuple(trials[row].side for row in selected) if len(space.sides) > 1 else (),
+        tuple(trials[row].batch for row in selected) if len(space.batch_shares) > 1 else (),
     )
+
+
+def join_stages(tables: Sequence[ParetoTable], stages: Sequence[float]) -> ParetoTable:
+    """Return one table with the rows of all stages; a single table as it is."""
+    first, *others = tables
+    if not others:
+        return first
+    columns = {
+        name: tuple(chain.from_iterable(getattr(table, name) for table in tables))
+        for name in ("rates", "shares", "gains", "seconds", "sides", "batch_shares")
+    }
+    pairs = zip(tables, stages, strict=True)
+    row_stages = tuple(stage for table, stage in pairs for _ in table.rates)
+    return replace(first, **columns, stages=row_stages)

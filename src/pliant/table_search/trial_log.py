@@ -27,6 +27,14 @@ class TrialRecord(msgspec.Struct, frozen=True):
     check: str = ""
     # expected MACs of a training step as a share of the full network's; older files lack it
     cost: float | msgspec.UnsetType = msgspec.UNSET
+    side: int | msgspec.UnsetType = msgspec.UNSET  # of the images; unset: as they are
+    batch: float | msgspec.UnsetType = msgspec.UNSET  # share of the samples; unset: all
+
+    @property
+    def trial(self) -> Trial:
+        side = None if self.side is msgspec.UNSET else self.side
+        batch = 1.0 if self.batch is msgspec.UNSET else self.batch
+        return Trial(self.rates, self.seed, side, batch)
 
     def add_check(self) -> "TrialRecord":
         plain = msgspec.structs.replace(self, check="")
@@ -44,8 +52,7 @@ class TrialLog:
         if folder is not None:
             for record in read_trials(folder / TRIALS_FILE):
                 if record.context == context:
-                    trial = Trial(record.rates, record.seed)
-                    self.outcomes[trial] = TrialOutcome(record.accuracy, record.loss)
+                    self.outcomes[record.trial] = TrialOutcome(record.accuracy, record.loss)
             self._writer = JsonlWriter(folder / TRIALS_FILE, formats.TRIALS)
 
     def put(self, trial: Trial, outcome: TrialOutcome, cost: float) -> None:
@@ -53,7 +60,10 @@ class TrialLog:
         self.outcomes[trial] = outcome
         if self._writer is not None:
             values = (trial.rates, trial.seed, outcome.accuracy, outcome.loss)
-            self._writer.append(TrialRecord(self.context, *values, cost=cost).add_check())
+            side = msgspec.UNSET if trial.side is None else trial.side
+            batch = msgspec.UNSET if trial.batch == 1.0 else trial.batch
+            record = TrialRecord(self.context, *values, cost=cost, side=side, batch=batch)
+            self._writer.append(record.add_check())
 
     def close(self) -> None:
         if self._writer is not None:
