@@ -11,10 +11,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from pliant.data import InputScale
@@ -33,13 +33,12 @@ from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd
 from pliant.methods.table_methods import merge_updates
 from pliant.nn.elastic import Elastic, cache_on_net
 from pliant.nn.filter_counts import count_prefix_filters
+from pliant.nn.pareto_table import ParetoTable, Share, count_step_macs
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
 from pliant.value import Count, Fraction, Natural, Value
 
 log = logging.getLogger("pliant")
-
-Share = Annotated[float, Meta(gt=0.0, le=1.0)]
 
 
 class Stage(Value, frozen=True):
@@ -54,6 +53,15 @@ class Stage(Value, frozen=True):
     side: Count | None = None  # of the images, in pixels; None: as they are
     width: Width = 1.0  # share of the filters, the first ones of every site
     batch: Share = 1.0  # share of the samples of a mini-batch
+
+
+class StageRow(NamedTuple):
+    """The steps of one stage, with a rate for each site of the network."""
+
+    until: float
+    rates: tuple[float, ...]
+    side: int | None
+    batch: float
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,10 @@ class Progressive(Value, frozen=True, tag="progressive"):
     `patience`, a stage ends early if in so many rounds the training loss fell by less than
     `min_drop` of what it was in as many rounds before.
 
+    With a `table` of several stages, each stage trains the row that gains most per second in the
+    short trainings of that stage, or goes on with the one before if that costs more. Seconds are
+    those of the table, or else its MACs.
+
     >>> import pliant as pl
     >>> stages = (pl.Stage(0.3, side=16), pl.Stage(0.6, side=24), pl.Stage())
     >>> pl.Progressive(stages=stages).local.epochs
@@ -88,9 +100,12 @@ class Progressive(Value, frozen=True, tag="progressive"):
     min_drop: Fraction = 0.02
     merging: Literal["samples", "counts"] = "samples"
     server: AnyServerOptimiser = ServerSgd()
+    table: ParetoTable | None = None  # of several stages, instead of `stages`
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
+        if self.stages and self.table is not None:
+            raise ValueError("Expected stages or a table, got both - at `$.table` of Progressive")
         ends = [stage.until for stage in self.stages]
         if ends and (ends[-1] != 1.0 or any(a >= b for a, b in pairwise(ends))):
             found = ", ".join(f"{end:g}" for end in ends)
@@ -100,20 +115,20 @@ class Progressive(Value, frozen=True, tag="progressive"):
             )
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
-        rows = CostRows(_compute_shares(net, self._get_stages(net)))
+        rows = CostRows(_compute_shares(net, self._list_rows(net)))
         return PerBatch(rows, "as-written" if self.adapts else "unlimited")
 
     def limit_row(self, net: Elastic, state: ProgressiveState, progress: float) -> int:
-        stages = self._get_stages(net)
-        scheduled = sum(stage.until <= progress for stage in stages[:-1])
-        return min(max(scheduled, state.stage), len(stages) - 1)
+        rows = self._list_rows(net)
+        scheduled = sum(row.until <= progress for row in rows[:-1])
+        return min(max(scheduled, state.stage), len(rows) - 1)
 
     def scale_inputs(self, net: Elastic, row: int) -> InputScale:
-        stage = self._get_stages(net)[row]
-        return InputScale(stage.side, stage.batch)
+        stage_row = self._list_rows(net)[row]
+        return InputScale(stage_row.side, stage_row.batch)
 
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
-        return select_prefix(net, _make_rates(net, self._get_stages(net)[row]))
+        return select_prefix(net, self._list_rows(net)[row].rates)
 
     def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
         return count_prefix_filters(net, self._list_rates(net))[rows]
@@ -141,10 +156,12 @@ class Progressive(Value, frozen=True, tag="progressive"):
         return replace(state, stage=state.stage + 1, losses=losses[:0])
 
     def _list_rates(self, net: Elastic) -> tuple[tuple[float, ...], ...]:
-        return tuple(_make_rates(net, stage) for stage in self._get_stages(net))
+        return tuple(row.rates for row in self._list_rows(net))
 
-    def _get_stages(self, net: Elastic) -> tuple[Stage, ...]:
-        return self.stages or _make_default_stages(net)
+    def _list_rows(self, net: Elastic) -> tuple[StageRow, ...]:
+        if self.table is not None:
+            return _pick_rows(net, self.table)
+        return _make_rows(net, self.stages or _make_default_stages(net))
 
 
 @cache_on_net
@@ -161,19 +178,45 @@ def _make_default_stages(net: Elastic) -> tuple[Stage, ...]:
 
 
 @cache_on_net
-def _compute_shares(net: Elastic, stages: tuple[Stage, ...]) -> tuple[float, ...]:
+def _make_rows(net: Elastic, stages: tuple[Stage, ...]) -> tuple[StageRow, ...]:
+    sites = len(net.sites)
+    return tuple(
+        StageRow(stage.until, (1.0 - stage.width,) * sites, stage.side, stage.batch)
+        for stage in stages
+    )
+
+
+@cache_on_net
+def _pick_rows(net: Elastic, table: ParetoTable) -> tuple[StageRow, ...]:
+    """Return the row of each stage that gains most per second, never a cheaper one than before."""
+    table.check_network(net)
+    if not table.gains:
+        raise ValueError("Expected a table with gains, as `pliant search` writes it, got none")
+    parts = table.split_stages()
+    ends = [*(part.stages[0] for part in parts[1:]), 1.0]
+    rows: list[StageRow] = []
+    for part, until in zip(parts, ends, strict=True):
+        rates = np.array(part.gains) / np.array(part.seconds or part.shares)
+        best = int(rates.argmax())  # the first: the cheapest of equal ones
+        row = StageRow(until, part.rates[best], *part.get_scale(best))
+        if rows and _compute_share(net, row) < _compute_share(net, rows[-1]):
+            row = rows[-1]._replace(until=until)
+        rows.append(row)
+        share, side = _compute_share(net, row), row.side or "full"
+        log.info("progressive: until %g: %.3g of the MACs, side %s", until, share, side)
+    return tuple(rows)
+
+
+@cache_on_net
+def _compute_shares(net: Elastic, rows: tuple[StageRow, ...]) -> tuple[float, ...]:
     """Return the cost of each stage's steps, relative to full ones."""
-    full = net.macs(net.full, training=True)
-    shares = []
-    for stage in stages:
-        stage_net = net if stage.side is None else net.at(stage.side, stage.side)
-        subnet = select_prefix(net, _make_rates(net, stage))
-        shares.append(stage.batch * stage_net.macs(subnet, training=True) / full)
+    shares = tuple(_compute_share(net, row) for row in rows)
     if any(before > after for before, after in pairwise(shares)):
         found = ", ".join(f"{share:.3g}" for share in shares)
         raise ValueError(f"Expected stages of rising cost, got {found} of the full network's")
-    return tuple(shares)
+    return shares
 
 
-def _make_rates(net: Elastic, stage: Stage) -> tuple[float, ...]:
-    return (1.0 - stage.width,) * len(net.sites)
+def _compute_share(net: Elastic, row: StageRow) -> float:
+    macs = count_step_macs(net, select_prefix(net, row.rates), row.side, row.batch)
+    return macs / net.macs(net.full, training=True)
