@@ -149,6 +149,26 @@ def test_hovering_names_the_point_and_the_mini_batch(page, tmp_path):
     page.until("document.querySelector('#tip').hidden")
 
 
+def test_the_side_of_scaled_images_is_shown(browser, tmp_path):
+    path = write_run(tmp_path / "runs" / "progressive", 3) / "events.jsonl"
+    first, second, rest = path.read_text().split('"side":null', 2)
+    path.write_text(f'{first}"side":16{second}"side":24{rest}')
+    with serve(tmp_path / "runs") as address:
+        page = browser.open(address)
+        page.until("document.querySelectorAll('#chart .curve').length === 1")
+        page.run(
+            "(() => { const y = document.querySelector('#y'); y.value = 'side'; y.onchange() })()"
+        )
+        page.until("document.querySelector('#chart-text').textContent.includes('Newest values')")
+        page.until("document.querySelector('#chart-text').textContent.includes(': 24')")
+        page.until("document.querySelectorAll('#tasks tbody tr').length === 6")
+        page.hover(*get_centre(page, "document.querySelector('#chart .mark')"))
+        page.until("document.querySelector('#tip').textContent.includes(', 16x16 pixels')")
+        page.save_screenshot(tmp_path / "sides.png")
+        assert page.get_errors() == []
+        page.close()
+
+
 def test_the_theme_follows_the_system_and_the_button(page, tmp_path):
     ground = "getComputedStyle(document.body).backgroundColor"
     assert page.run(ground) == "rgb(243, 245, 247)"

@@ -45,6 +45,16 @@ def test_a_round_without_a_score_has_no_accuracy(tmp_path):
     assert read_view(folder).get_columns_since(0)["accuracy"] == [None]
 
 
+def test_the_side_of_scaled_images_is_kept(tmp_path):
+    folder = write_run(tmp_path / "run", 0)
+    line = b'{"type":"round","round":%d,"seconds":1.0%s}\n'
+    lines = line % (0, b',"side":16') + line % (1, b"")
+    (folder / "events.jsonl").write_bytes(lines)
+    view = read_view(folder)
+    assert view.get_columns_since(0)["side"] == [16, None]
+    assert [r["side"] for r in view.read_timeline(last=2, count=2)["rounds"]] == [16, None]
+
+
 def test_the_accuracy_is_the_mean_of_the_devices_own_tests(tmp_path):
     folder = write_run(tmp_path / "run", 0)
     line = b'{"type":"round","round":0,"seconds":1.0,"personal":{"per_device":[0.25,0.75]}}\n'

@@ -16,7 +16,7 @@ from pliant.storage.tail import FileTail, read_range
 MAX_POINTS = 600  # per curve and message: more than a screen can show
 MAX_TASKS = 400  # per round of a timeline
 MAX_ROUND_BYTES = 1 << 23  # read per round of a timeline
-COLUMNS = ("round", "seconds", "macs", "bytes", "accuracy", "loss", "used", "merged")
+COLUMNS = ("round", "seconds", "macs", "bytes", "accuracy", "loss", "used", "merged", "side")
 
 
 class RunView:
@@ -60,6 +60,7 @@ class RunView:
             math.nan if record.loss is None else record.loss,
             record.useful / record.available if record.available else math.nan,
             record.merged / record.tasks if record.tasks else math.nan,
+            record.side or math.nan,
         )
         for name, value in zip(COLUMNS, values, strict=True):
             self.columns[name].append(value)
@@ -92,7 +93,10 @@ class RunView:
             if task is not None  # cut off at MAX_ROUND_BYTES
         ]
         is_complete = start + MAX_ROUND_BYTES >= end and len(lines) <= MAX_TASKS
-        return {"opened": opened, "closed": closed, "tasks": tasks, "whole": is_complete}
+        side = self.columns["side"][number - 1]
+        size = None if math.isnan(side) else int(side)  # the images are as they are
+        about = {"opened": opened, "closed": closed, "side": size}
+        return about | {"tasks": tasks, "whole": is_complete}
 
 
 def _describe_task(task: TaskFields, round_seconds: float) -> dict[str, Any]:

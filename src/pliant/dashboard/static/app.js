@@ -1,7 +1,7 @@
 // The page: a list of runs, figures of the selected ones, and updates by server-sent events.
 
 import { draw, percent, short, swatch } from "./chart.js";
-import { drawLanes, outcomeKind } from "./timeline.js";
+import { drawLanes, outcomeKind, pixels } from "./timeline.js";
 
 const $ = (id) => document.getElementById(id);
 const MAX_POINTS = 3000; // per curve
@@ -17,6 +17,7 @@ const VALUES = {
   loss: ["training loss", short, short],
   used: ["useful share of MACs", (value) => percent(value, 0), percent],
   merged: ["share of devices merged", (value) => percent(value, 0), percent],
+  side: ["side of scaled images", short, short],
 };
 
 const runs = new Map(); // id -> summary
@@ -206,7 +207,7 @@ function drawCurves() {
     const row = line.rows[index];
     return (
       `${line.label}\n${yLabel}: ${format(line.y[index])}\nround ${c.round[row]}, ${short(c.seconds[row])} s, ` +
-      `${short(c.macs[row])}MACs, ${short(c.bytes[row])}B`
+      `${short(c.macs[row])}MACs, ${short(c.bytes[row])}B${pixels(c.side[row])}`
     );
   };
   draw($("chart"), series, { xLabel, yLabel, xFormat, yFormat, tip });

@@ -16,6 +16,11 @@ export function outcomeKind(task) {
   return task.end.split(":")[0];
 }
 
+// The size of the training images, if they were scaled down.
+export function pixels(side) {
+  return side ? `, ${side}x${side} pixels` : "";
+}
+
 function shade(share, isDark) {
   const level = isDark ? 1 - share : share; // larger shares contrast more with the background
   const [from, to, part] = level < 0.5 ? [LIGHT, MIDDLE, level * 2] : [MIDDLE, DARK, level * 2 - 1];
@@ -78,7 +83,7 @@ function drawFrame(context, { devices, px, from, to, width, height, colour, time
     context.moveTo(px(round.opened), 4);
     context.lineTo(px(round.opened), height - BOTTOM);
     context.stroke();
-    context.fillText(`round ${timeline.first + index}`, px(round.opened) + 4, 10);
+    context.fillText(`round ${timeline.first + index}${pixels(round.side)}`, px(round.opened) + 4, 10);
   });
   context.setLineDash([]);
 }
