@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pliant.data import InputScale
-from pliant.devices import PerBatch
+from pliant.devices import PerBatch, PerRound
 from pliant.devices.vector_rng import FloatArray
 from pliant.engine.worker_context import WorkerContext
 from pliant.methods.base import TaskKey
@@ -147,7 +147,7 @@ def _curve_path(context: WorkerContext, folder: Path) -> Path:
 def _list_rows(context: WorkerContext) -> list[tuple[float, int]]:
     """Return the shares and numbers of a few of the method's rows, from the first to the last."""
     policy = context.budget_policy
-    shares = policy.rows.shares if isinstance(policy, PerBatch) else (1.0,)
+    shares = policy.rows.shares if isinstance(policy, PerBatch | PerRound) else (1.0,)
     numbers = np.unique(np.linspace(0, len(shares) - 1, CURVE_POINTS).round().astype(int))
     return [(shares[number], number) for number in numbers.tolist()]
 

@@ -1,9 +1,13 @@
+from itertools import count
+
 import msgspec
 import numpy as np
 import pytest
+import torch
 from tests.deploy.in_process import (
     InProcessTransport,
     compute_simulated_digest,
+    make_context,
     make_devices,
     make_experiment,
     serve_rounds,
@@ -12,9 +16,10 @@ from tests.deploy.in_process import (
 from pliant.deploy.messages import TrainReply, TrainRequest, decode_message, encode_message
 from pliant.deploy.server.replies import RawReply
 from pliant.deploy.server.rounds import NotEnoughDevices
-from pliant.deploy.step_times import StoredCurve
+from pliant.deploy.step_times import StoredCurve, measure_rows
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.run_store import read_records
+from pliant.nn.pareto_table import ParetoTable, count_step_macs
 from pliant.storage.formats import STEP_TIME_CURVE
 from pliant.value import encode
 
@@ -94,6 +99,41 @@ def test_devices_follow_the_stages_of_the_simulation(tmp_path, late, adapts):
     assert {row for task in tasks if task.round == 0 for row in task.rows} == {0}
     assert 1 in {row for task in tasks if task.round == 1 for row in task.rows}
     assert records[-1].digest == compute_simulated_digest(experiment)
+
+
+RESNET = {"name": "resnet20", "options": {"width": 4}}
+
+
+def make_compound_table():
+    """Return a table of three smaller steps and the full one."""
+    net = make_context(make_experiment("distreal", network=RESNET)).net
+    rows = ((0.5, 14, 0.5), (0.0, 14, 1.0), (0.0, 20, 1.0), (0.0, None, 1.0))
+    full = net.macs(0.0, training=True)
+    shares = [count_step_macs(net, rate, *scale) / full for rate, *scale in rows]
+    rates, sides, batch_shares = zip(*rows, strict=True)
+    vectors = tuple((rate,) * len(net.sites) for rate in rates)
+    columns = {"sides": sides, "batch_shares": batch_shares}
+    return ParetoTable(net.fingerprint, vectors, tuple(shares), **columns)
+
+
+@pytest.mark.parametrize("options", [{"type": "distreal"}, {"type": "coherent"}])
+def test_devices_use_a_table_of_sides_as_the_simulation_does(tmp_path, options):
+    method = options | {"local": {"batch": 16}, "table": encode(make_compound_table())}
+    experiment = make_experiment(method, fleet=CHANGING, network=RESNET, rules={"grace": 0.0})
+    transport = InProcessTransport(make_devices(experiment, tmp_path))
+    records = serve_rounds(experiment, transport, tmp_path / "run", pace="simulated")
+    assert len({row for task in select_tasks(records) for row in task.rows}) > 1
+    assert records[-1].digest == compute_simulated_digest(experiment)
+
+
+@pytest.mark.parametrize("adapts", [True, False])
+def test_every_row_of_a_table_with_sides_is_timed(adapts):
+    table = make_compound_table()
+    method = {"type": "distreal", "adapts": adapts, "table": encode(table)}
+    context = make_context(make_experiment(method, network=RESNET))
+    x, y, ticks = torch.rand(8, 1, 28, 28), torch.zeros(8).long(), count()
+    curve = measure_rows(context, x, y, clock=lambda: next(ticks))
+    assert curve.shares.tolist() == list(table.shares)
 
 
 def test_devices_augment_images_as_the_simulation_does(tmp_path):
