@@ -40,6 +40,8 @@ from pliant.value import Count, Fraction, Natural, Value
 
 log = logging.getLogger("pliant")
 
+FULL_FROM = 0.8  # share of the run after which a ramp by table trains the full network
+
 
 class Stage(Value, frozen=True):
     """What steps train in one part of a run.
@@ -82,8 +84,8 @@ class Progressive(Value, frozen=True, tag="progressive"):
     `min_drop` of what it was in as many rounds before.
 
     With a `table` of several stages, each stage trains the row that gains most per second in the
-    short trainings of that stage, or goes on with the one before if that costs more. Seconds are
-    those of the table, or else its MACs.
+    short trainings of that stage, or keeps the one before if that costs more. Seconds are those of
+    the table, or else its MACs. The last fifth of the run trains the full network in any case.
 
     >>> import pliant as pl
     >>> stages = (pl.Stage(0.3, side=16), pl.Stage(0.6, side=24), pl.Stage())
@@ -204,6 +206,9 @@ def _pick_rows(net: Elastic, table: ParetoTable) -> tuple[StageRow, ...]:
         rows.append(row)
         share, side = _compute_share(net, row), row.side or "full"
         log.info("progressive: until %g: %.3g of the MACs, side %s", until, share, side)
+    if _compute_share(net, rows[-1]) < 1.0:  # the network will be used at full size
+        rows[-1] = rows[-1]._replace(until=max(FULL_FROM, parts[-1].stages[0]))
+        rows.append(StageRow(1.0, (0.0,) * len(net.sites), None, 1.0))
     return tuple(rows)
 
 
