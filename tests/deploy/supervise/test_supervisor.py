@@ -1,9 +1,17 @@
 """The restart policy, with processes that end when the test says so and a clock that it sets."""
 
+import os
+
 import pytest
 
 from pliant.deploy.supervise.child_process import run_supervisor
-from pliant.deploy.supervise.supervisor import MAX_DEATHS, Reaction, Service, Supervisor
+from pliant.deploy.supervise.supervisor import (
+    HANG_SECONDS,
+    MAX_DEATHS,
+    Reaction,
+    Service,
+    Supervisor,
+)
 
 
 class FakeProcess:
@@ -101,3 +109,18 @@ def test_a_process_that_is_not_needed_waits_and_a_refused_one_is_retried_silentl
         machine.run(1)
         assert len(machine.starts) == 2
     assert caplog.messages == []
+
+
+def test_a_process_without_a_heartbeat_is_killed_and_restarted(tmp_path, caplog):
+    beat = tmp_path / "heartbeat"
+    machine = Machine(tmp_path, heartbeat=beat)
+    with run_supervisor(machine.supervisor):
+        machine.run(2 * HANG_SECONDS)  # it is still starting
+        for number in range(10):
+            beat.touch()
+            os.utime(beat, ns=(number, number))  # a clock that is wrong does not matter
+            machine.run(HANG_SECONDS / 2)
+        assert len(machine.starts) == 1
+        machine.run(HANG_SECONDS)
+        assert len(machine.starts) == 2
+    assert caplog.messages == ["process a hangs; killing it", "process a died; restarting it"]

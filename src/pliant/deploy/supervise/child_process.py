@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -62,20 +63,34 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        return self._process.poll()
+        if self._process.returncode is None and self._has_ended():
+            # before it is reaped, as until then no other group can get its number
+            self._signal_group(signal.SIGKILL)
+            self._process.wait()
+        return self._process.returncode
 
     @property
     def is_alive(self) -> bool:
         return self.exit_code is None
 
     def stop(self) -> None:
-        """Stop the process and its children, and wait for its end."""
+        """Stop the process and its group, and wait for its end."""
+        if not self.is_alive:
+            return
+        self._signal_group(signal.SIGTERM)
+        end = time.monotonic() + TERMINATE_SECONDS
+        while self.is_alive and time.monotonic() < end:
+            time.sleep(0.02)
         if self.is_alive:
-            self._signal_group(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(TERMINATE_SECONDS)
-        self._signal_group(signal.SIGKILL)  # whatever is left of its group
-        self._process.wait()
+            self._signal_group(signal.SIGKILL)
+            self._process.wait()
+
+    def _has_ended(self) -> bool:
+        try:
+            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PID, self.pid, flags) is not None
+        except ChildProcessError:  # another thread has reaped it
+            return True
 
     def _signal_group(self, signum: int) -> None:
         with suppress(ProcessLookupError, PermissionError):

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
-from pliant.deploy.supervise.child_process import LogForwarder
+from pliant.deploy.supervise.child_process import LogForwarder, read_log_tail
 from pliant.storage.run_lock import RunLock
 
 log = logging.getLogger("pliant")
@@ -17,6 +17,7 @@ log = logging.getLogger("pliant")
 FIRST_DELAY, MAX_DELAY = 0.2, 30.0  # seconds before a restart; the delay doubles in between
 SETTLED_SECONDS = 30.0  # of life, after which the delay starts from the first one again
 MAX_DEATHS = 10  # without progress, before giving up
+HANG_SECONDS = 60.0  # without a heartbeat
 
 
 class Process(Protocol):
@@ -53,6 +54,7 @@ class Service:
     react: Callable[[int | None], Reaction] = lambda exit_code: Reaction.RESTART
     progress: Callable[[], object] | None = None  # changes with progress; without it, a long life
     is_log_forwarded: bool = False
+    heartbeat: Path | None = None  # a file that the process touches
     clock: Callable[[], float] = time.monotonic
 
     def start(self) -> None:
@@ -64,6 +66,7 @@ class Service:
     def _launch(self) -> None:
         self.process = self.start_process()
         self._started_at, self._restart_at = self.clock(), 0.0
+        self._last_beat, self._beat_at = -1, self.clock()
 
     def stop(self) -> None:
         self.process.stop()
@@ -73,7 +76,10 @@ class Service:
             self._log_forwarder.forward()
 
     def check(self) -> bool:
-        """React if the process has ended; return whether no restart is pending."""
+        """React if the process has ended or hangs; return whether no restart is pending."""
+        if self.process.is_alive and self._is_hanging():
+            log.warning("%s hangs; killing it", self.title)
+            self.process.stop()
         is_alive = self.process.is_alive
         self.forward_log()  # of a process that has ended, all of it
         if is_alive:
@@ -88,6 +94,16 @@ class Service:
         self._launch()
         return True
 
+    def _is_hanging(self) -> bool:
+        """Return whether the heartbeat has not changed for long by this process's clock."""
+        if self.heartbeat is None:
+            return False
+        beat = self.heartbeat.stat().st_mtime_ns if self.heartbeat.exists() else -1
+        if beat != self._last_beat:
+            self._last_beat, self._beat_at = beat, self.clock()
+        # without a first beat, it is still starting
+        return beat >= 0 and self.clock() - self._beat_at > HANG_SECONDS
+
     def _schedule_restart(self, *, is_death: bool) -> None:
         now = self.clock()
         is_settled = now - self._started_at >= SETTLED_SECONDS
@@ -98,9 +114,9 @@ class Service:
             has_progressed = progress != self._last_progress if self.progress else is_settled
             self._deaths, self._last_progress = 1 if has_progressed else self._deaths + 1, progress
             if self._deaths >= MAX_DEATHS:
-                raise ChildProcessError(
-                    f"{self.title} died {MAX_DEATHS} times without progress; see {self.log}"
-                )
+                reason = read_log_tail(self.log, 1) if self.log.exists() else ""
+                problem = f"{self.title} died {MAX_DEATHS} times without progress"
+                raise ChildProcessError(f"{problem}; see {self.log}: {reason}")
             log.warning("%s died; restarting it", self.title)
         self._restart_at = now + self._delay
         self._delay = min(2 * self._delay, MAX_DELAY)
