@@ -8,6 +8,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal, NoReturn, TypeVar
 
 import msgspec
@@ -19,16 +20,26 @@ PORTS = range(1, 65536)
 ARRIVAL_HEADER = struct.Struct("<d")
 LOG_FORMAT = "%(levelname)s pliant: %(message)s"  # as supervisors forward it
 EXIT_REPORTED = 3  # the last line of the log says why the process ended
+EXIT_REFUSED = 4  # so does this one, and a restart would not help: the server refuses the device
+CONTROL_SECRET_VARIABLE = "PLIANT_CONTROL_SECRET"  # of SuperLink's environment
+# Bodies of HTTP requests: Flower sends arrays in chunks of 5 MiB.
+OBJECT_BYTES = 6 * 1024 * 1024
+HELLO_BYTES = 1024 * 1024  # the largest message before the size of the network is known
 
 # Files in a run folder.
 SETTINGS_FILE = "settings.json"
 LOCK_FILE = "server.lock"  # held by the supervisor; the run's process holds another
 FAILURE_FILE = "failure.txt"  # one line: why the run gave up
 PID_FILE = "server.pid"
+BYTE_LIMIT_FILE = "max_message_bytes"  # the largest valid message; also in a device's folder
 
 # Whether devices follow their own measurements or the traces of the simulated fleet.
 Pace = Literal["measured", "simulated"]
 S = TypeVar("S")
+
+
+class ServerRefusal(PermissionError):
+    """The server refuses a device for good; says why in one line."""
 
 
 class ServerSettings(Value, frozen=True):
@@ -47,19 +58,32 @@ class ServerSettings(Value, frozen=True):
     pace: Pace = "measured"
 
 
+def read_byte_limit(path: Path) -> int:
+    """Return the largest message that can be valid, as the process that knows it wrote it."""
+    try:
+        return max(HELLO_BYTES, int(path.read_text()))
+    except (OSError, ValueError):
+        return HELLO_BYTES
+
+
 def run_process(
-    main: Callable[[S], None], setup_type: type[S], reported: tuple[type[Exception], ...] = ()
+    main: Callable[[S], None],
+    setup_type: type[S],
+    reported: tuple[type[Exception], ...] = (),
+    *,
+    uses_torch: bool = True,
 ) -> NoReturn:
     """Call `main` with the setup in the command line, and exit; report some errors in one line."""
-    import torch
+    if uses_torch:
+        import torch
 
-    torch.set_num_threads(1)  # a device shares its machine, and results must not vary with it
+        torch.set_num_threads(1)  # a device shares its machine, and results must not vary with it
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     exit_code = 0
     try:
         main(msgspec.json.decode(sys.argv[1].encode(), type=setup_type))
     except reported as error:
         sys.stderr.write(f"{error}\n")
-        exit_code = EXIT_REPORTED
+        exit_code = EXIT_REFUSED if isinstance(error, ServerRefusal) else EXIT_REPORTED
     sys.stderr.flush()
     os._exit(exit_code)  # torch and gRPC are slow to shut down

@@ -24,7 +24,7 @@ def keys(tmp_path_factory):
 
 
 def test_secrets_are_for_their_owner_only(keys):
-    secrets = ("ca.key", "server.key", "superexec.secret", "devices/0/key", "devices/1/key")
+    secrets = ("ca.key", "server.key", "devices/0/key", "devices/1/key")
     assert {oct((keys / name).stat().st_mode & 0o777) for name in secrets} == {"0o600"}
     for name in secrets:
         check_private_file(keys / name)

@@ -1,21 +1,26 @@
-"""Unusable ports, and closing that no second signal may disturb; starts no process."""
+"""Unusable ports, and closing that no second signal may disturb, and the ends of processes."""
 
 import os
 import signal
 import socket
+import subprocess
 import tempfile
+import time
 from typing import ClassVar
 
+import psutil
 import pytest
 from tests.deploy.in_process import make_experiment
 from tests.deploy.supervise.test_federation import find_free_port
+from tests.waiting import wait_until
 
 from pliant.cli.server import show_rounds
 from pliant.deploy.security import probe
 from pliant.deploy.security.certificates import make_keys
 from pliant.deploy.supervise import node
-from pliant.deploy.supervise.child_process import check_port, run_supervisor
+from pliant.deploy.supervise.child_process import ChildProcess, check_port, run_supervisor
 from pliant.deploy.supervise.federation import Federation
+from pliant.deploy.supervise.server import _SubmittedRun
 
 
 def send_signals():
@@ -166,3 +171,38 @@ def test_a_taken_port_is_refused_in_both_families(host):
 def test_a_host_that_is_another_machine_is_refused(host, message):
     with pytest.raises(ValueError, match=message):
         check_port(host, find_free_port())
+
+
+def test_a_dead_process_takes_its_children_with_it(tmp_path):
+    path = tmp_path / "child"
+    program = f"sleep 1000 & echo $! > {path}.new; mv {path}.new {path}; exec sleep 1000"
+    process = ChildProcess(["sh", "-c", program], tmp_path / "log", os.environ)
+    wait_until(path.exists, "the child to start")
+    child = psutil.Process(int(path.read_text()))
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: not process.is_alive, "the process to end")
+    assert process.exit_code == -signal.SIGKILL
+    wait_until(lambda: not is_running(child), "its child to end")
+    process.stop()  # there is nothing left to stop
+
+
+def is_running(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_process_that_got_the_number_of_another_is_not_signalled(tmp_path):
+    path = tmp_path / "pid"
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        try:
+            path.write_text(str(process.pid))
+            run = _SubmittedRun(path, 0.0)
+            assert (run.is_alive, run.pid) == (True, process.pid)
+            os.utime(path, (time.time() - 100, time.time() - 100))  # written by an earlier process
+            assert (run.is_alive, run.pid) == (False, None)
+            run.stop()
+            assert process.poll() is None
+        finally:
+            process.kill()

@@ -28,10 +28,10 @@ from pliant.storage.run_lock import RunLock
 pytestmark = pytest.mark.waits
 
 PATIENT = ServerSettings(allowance=300.0, patience=500.0)
-REFUSALS = {  # in the log of a SuperNode
-    "unknown": "Failed to activate SuperNode",
+REFUSALS = {  # in the log of a device's connection
+    "unknown": "expected a registered key",
     "other authority": "CERTIFICATE_VERIFY_FAILED",
-    "plain": "Connection attempt failed",
+    "plain": "no server at",
 }
 
 
@@ -104,7 +104,8 @@ def deployed(tmp_path_factory):
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
         try:
             wait_for_rounds(process, follower, 1)
-            (worker,) = find_processes(f'"folder":"{run_folder}/devices/1"')
+            command = f'device.worker\0{{"device":1,"folder":"{run_folder}/devices/1"'
+            (worker,) = find_processes(command)
             os.kill(worker, signal.SIGKILL)
             wait_for_rounds(process, follower, 2)
             server = int((run_folder / PID_FILE).read_text())
@@ -134,7 +135,7 @@ def test_unknown_devices_are_refused(deployed):
     folder, is_open_to_plain_http = deployed
     logs = {log.parents[1].name: log for log in folder.rglob("supernode.log")}
     assert {"0", "1"} | REFUSALS.keys() == logs.keys()
-    assert {n for n, log in logs.items() if "SuperNode ID" in log.read_text()} == {"0", "1"}
+    assert {n for n, log in logs.items() if "joined" in log.read_text()} == {"0", "1"}
     assert not is_open_to_plain_http
 
 

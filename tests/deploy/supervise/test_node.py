@@ -3,11 +3,11 @@
 import logging
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from pliant.deploy.device.host import Limits
+from pliant.deploy.settings import EXIT_REFUSED, EXIT_REPORTED
 from pliant.deploy.supervise import node, supervisor
 from pliant.deploy.supervise.child_process import run_supervisor
 from pliant.deploy.supervise.node import DeviceSupervisor
@@ -47,22 +47,23 @@ def device(tmp_path):
     with_flower.close()
 
 
-def test_a_refused_device_warns_once_and_ends(device, monkeypatch, caplog):
-    now = [1.0]
-    clock = SimpleNamespace(
-        monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds)
-    )
-    monkeypatch.setattr(node, "time", clock)
-    start_fakes(monkeypatch, "[code: 2004] Failed to activate SuperNode.\nfor more", 1)
+def test_a_refused_device_ends_with_the_reason(device, monkeypatch):
+    start_fakes(monkeypatch, f"{REASON}\n", EXIT_REFUSED)
     device.start()
-    with (
-        caplog.at_level(logging.WARNING),
-        pytest.raises(PermissionError, match="device 3: expected a r"),
-    ):
+    with pytest.raises(PermissionError, match="expected a registered key"):
         device.watch()
-    assert [record.message for record in caplog.records] == [
-        f"device 3: {node.REFUSED_MESSAGE}; retrying"
-    ]
+
+
+@pytest.mark.parametrize("exit_code", [1, EXIT_REPORTED, -9])
+@pytest.mark.parametrize("kind", ["federated", "split"])
+def test_no_other_end_is_a_refusal(tmp_path, monkeypatch, kind, exit_code):
+    start_fakes(monkeypatch, "OSError: No space left on device\n", exit_code)
+    monkeypatch.setattr(supervisor, "MAX_DELAY", 0.0)
+    device = DeviceSupervisor(kind, 3, "127.0.0.1:9092", tmp_path, Limits())
+    with run_supervisor(device), pytest.raises(ChildProcessError) as raised:
+        device.watch()
+    assert "died 10 times without progress" in str(raised.value)
+    assert str(raised.value).endswith("OSError: No space left on device")
 
 
 def test_a_node_that_died_for_another_reason_is_restarted(device, monkeypatch, caplog):
@@ -80,8 +81,7 @@ def test_a_worker_that_exited_while_idle_is_restarted_when_it_is_wanted(device, 
     worker.exit_code, worker.is_alive = 0, False
     device.restart_dead()
     assert set(device.pids) == {"supernode"}
-    socket = device.services[1].start_process.__self__._setup.socket
-    with open(f"{socket}.wanted", "w"):
+    with open(device.services[1].heartbeat.with_name("worker.wanted"), "w"):
         device.restart_dead()
     while "worker" not in device.pids:
         device.restart_dead()
@@ -98,7 +98,7 @@ def test_two_devices_do_not_share_a_folder(device, monkeypatch, tmp_path):
 
 @pytest.fixture
 def split_device(tmp_path, monkeypatch):
-    start_fakes(monkeypatch, f"WARNING pliant: an earlier warning\n{REASON}\n", 3)
+    start_fakes(monkeypatch, f"WARNING pliant: an earlier warning\n{REASON}\n", EXIT_REFUSED)
     return DeviceSupervisor("split", 2, "127.0.0.1:9092", tmp_path, Limits())
 
 

@@ -21,7 +21,7 @@ from pliant.deploy.messages import (
     decode_message,
     encode_message,
 )
-from pliant.deploy.settings import Pace
+from pliant.deploy.settings import BYTE_LIMIT_FILE, HELLO_BYTES, Pace
 from pliant.deploy.step_times import StepTimeCurve, load_or_calibrate, write_curve
 from pliant.engine.local_work import iter_steps
 from pliant.engine.worker_context import LocalWork, WorkerContext
@@ -31,9 +31,11 @@ from pliant.experiment.user_code import is_user_function
 from pliant.methods.base import Task, TaskKey, Update
 from pliant.methods.error_feedback import compress_update
 from pliant.methods.state import init_device_state
-from pliant.params import Params, select_subtree
+from pliant.params import Params, get_params, nbytes, select_subtree
+from pliant.storage import atomic
 from pliant.value import decode
 
+REQUEST_COPIES = 4  # of the network: no method sends more along with its parameters
 ENCODE_SECONDS = 0.1  # assumed time to encode a reply, until it has been measured
 
 
@@ -59,6 +61,7 @@ class DeviceAgent:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     encode_seconds: float = ENCODE_SECONDS  # of the last reply
+    on_step: Callable[[], None] = lambda: None  # called before each mini-batch
     _loaded: LoadedExperiment | None = None
 
     def handle_request(self, raw: bytes, queued: float = 0.0) -> bytes:
@@ -95,6 +98,8 @@ class DeviceAgent:
             experiment = decode(localise_config(config, self.limits, pace), Experiment)
             context = build_run_context(experiment, check=False)  # the server does it
             curve = load_or_calibrate(context, self.number, self.folder)
+            largest = REQUEST_COPIES * nbytes(get_params(context.net.module)) + HELLO_BYTES
+            atomic.write_bytes(self.folder / BYTE_LIMIT_FILE, str(largest).encode())
             self._loaded = LoadedExperiment(key, pace, experiment, context, curve)
         return self._loaded
 
@@ -121,7 +126,12 @@ class DeviceAgent:
             *context.summarise_data(request.device),
         )
         pacer = self._make_pacer(loaded, request, work, arrived_at)
-        update = context.train(task, iter_steps(context, key, pacer.choose))
+
+        def choose(step: int) -> tuple[int, float] | None:
+            self.on_step()
+            return pacer.choose(step)
+
+        update = context.train(task, iter_steps(context, key, choose))
         is_short = update.steps < len(work.sizes) and not context.open_passes
         is_late = experiment.rules.late == "discard" and is_short
         if isinstance(pacer, MeasuredPacer):

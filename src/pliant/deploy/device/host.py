@@ -54,6 +54,7 @@ class DeviceSetup(Struct, frozen=True):
     key: str | None = None
     process: str = ""  # names the process of a split device; stays the same after a restart
     socket: str = ""  # of Flower's worker
+    heartbeat: str = ""  # file to touch
     idle_seconds: float = 120.0  # without a request, after which the worker releases its memory
 
 

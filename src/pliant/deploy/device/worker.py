@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pliant import runtime
 from pliant.deploy.device.agent import DeviceAgent
+from pliant.deploy.device.heartbeat import Heartbeat
 from pliant.deploy.device.host import DeviceSetup
 from pliant.deploy.settings import ARRIVAL_HEADER, run_process
 
@@ -20,7 +21,10 @@ def run_worker(setup: DeviceSetup, agent_class: type[DeviceAgent] = DeviceAgent)
     runtime.retain_freed_memory()
     path = Path(setup.socket)
     path.unlink(missing_ok=True)
+    heartbeat = Heartbeat(Path(setup.heartbeat or f"{setup.socket}.heartbeat"))
+    heartbeat.start()
     agent = agent_class(setup.device, Path(setup.folder), setup.limits)
+    agent.on_step = heartbeat.note_progress
     with Listener(setup.socket, family="AF_UNIX") as listener:
         path.chmod(0o600)
         inner = listener._listener._socket  # type: ignore[attr-defined] # there is no public API
@@ -36,7 +40,8 @@ def run_worker(setup: DeviceSetup, agent_class: type[DeviceAgent] = DeviceAgent)
                     raw = connection.recv_bytes()
                     (arrived_at,) = ARRIVAL_HEADER.unpack_from(raw)
                     queued = max(0.0, idle_since - arrived_at)
-                    reply = agent.handle_request(raw[ARRIVAL_HEADER.size :], queued=queued)
+                    with heartbeat.working():
+                        reply = agent.handle_request(raw[ARRIVAL_HEADER.size :], queued=queued)
                     idle_since = time.monotonic()
                     connection.send_bytes(reply)
                     runtime.release_freed_memory()

@@ -9,7 +9,13 @@ import msgspec
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from pliant.deploy.settings import FAILURE_FILE, PID_FILE, SETTINGS_FILE, ServerSettings
+from pliant.deploy.settings import (
+    BYTE_LIMIT_FILE,
+    FAILURE_FILE,
+    PID_FILE,
+    SETTINGS_FILE,
+    ServerSettings,
+)
 from pliant.storage import atomic
 
 app = ServerApp()
@@ -48,6 +54,7 @@ def _serve_folder(grid: Grid, folder: Path) -> Iterator[object]:
 
     from pliant.deploy.flower.transport import FlowerTransport
     from pliant.deploy.messages import TrainRequest, encode_message
+    from pliant.deploy.server.replies import find_max_reply_bytes
     from pliant.deploy.server.rounds import DeviceTransport, serve
     from pliant.experiment.build import build_run_context
     from pliant.experiment.config import load_run_config
@@ -57,6 +64,8 @@ def _serve_folder(grid: Grid, folder: Path) -> Iterator[object]:
     experiment = load_run_config(folder)
     settings = msgspec.json.decode((folder / SETTINGS_FILE).read_bytes(), type=ServerSettings)
     context = build_run_context(experiment)
+    largest = find_max_reply_bytes(context, experiment.settings.guard)
+    atomic.write_bytes(folder / BYTE_LIMIT_FILE, str(largest).encode())
     hello = encode_message(TrainRequest("hello", encode(experiment), -1, pace=settings.pace))
     transport = DeviceTransport(experiment, settings, FlowerTransport(grid, hello))
     return serve(context, transport, folder)

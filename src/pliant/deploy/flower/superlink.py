@@ -1,55 +1,55 @@
-"""Run Flower's SuperLink with its control routes closed to other machines.
+"""Run Flower's SuperLink behind a guard, and limit what others can make it log.
 
-Flower serves devices, runs and control on one port, and its control routes require no credentials.
-Devices need only the fleet routes, so all others are restricted to this machine.
+The process is `python -m pliant.deploy.flower.superlink REPLY_LIMIT_FILE OPTIONS`, with the secret
+of its control routes in the environment.
 """
 
-from ipaddress import ip_address
+import logging
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
-from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from pliant.deploy.flower.guard import GuardMiddleware, RateLimit
+from pliant.deploy.settings import CONTROL_SECRET_VARIABLE
 
-FLEET_ROUTES = ("/v1/fleet/", "/health")
-
-
-class FleetOnlyMiddleware:
-    """Answer 403 to other machines on all but the fleet routes."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_refused = scope["type"] == "http" and not is_allowed(scope)
-        app = PlainTextResponse("closed to other machines\n", 403) if is_refused else self.app
-        await app(scope, receive, send)
+LINES_PER_SECOND, LINE_BURST = 5.0, 200.0
+LOGGERS = ("flwr", "uvicorn.access", "uvicorn.error", "uvicorn")
 
 
-def is_allowed(scope: Scope) -> bool:
-    """Return whether a request is for a fleet route or comes from this machine."""
-    if any(str(scope["path"]).startswith(prefix) for prefix in FLEET_ROUTES):
+class LineLimit(logging.Filter):
+    """Drop lines beyond a rate, as strangers can cause any number of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rates, self._dropped = RateLimit(LINES_PER_SECOND, LINE_BURST), 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not self._rates.allow("all"):
+            self._dropped += 1
+            return False
+        if self._dropped:
+            record.msg, record.args = f"{record.getMessage()} ({self._dropped} lines dropped)", ()
+            self._dropped = 0
         return True
-    client, server = scope.get("client"), scope.get("server")
-    try:
-        is_loopback = client is not None and ip_address(client[0]).is_loopback
-    except ValueError:
-        return False
-    # a client with the server's own address is this machine: replies to others would not arrive
-    return is_loopback or (client is not None and server is not None and client[0] == server[0])
 
 
 def main() -> None:
     import flwr.superlink.main as superlink
     from flwr.superlink.cli import flower_superlink
 
+    reply_limit, secret = Path(sys.argv.pop(1)), os.environ.pop(CONTROL_SECRET_VARIABLE)
     create_app = superlink.create_app
 
     def create_guarded_app(*arguments: Any) -> Any:
         app = create_app(*arguments)
-        app.add_middleware(FleetOnlyMiddleware)
+        app.add_middleware(GuardMiddleware, state=app.state, secret=secret, reply_limit=reply_limit)
         return app
 
     superlink.create_app = create_guarded_app
+    limit = LineLimit()
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(limit)
     flower_superlink()
 
 

@@ -3,14 +3,17 @@
 The process of a split device is `python -m pliant.deploy.grpc.client SETUP`.
 """
 
+import errno
 import logging
 import queue
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pliant import runtime
+from pliant.deploy.device.heartbeat import Heartbeat
 from pliant.deploy.device.host import DeviceSetup
 from pliant.deploy.grpc import frames
 from pliant.deploy.grpc.channel import MAX_PENDING_REQUESTS
@@ -19,7 +22,7 @@ from pliant.deploy.grpc.server import GRPC_METHOD, GRPC_SERVICE, KEEPALIVE_MS, P
 from pliant.deploy.messages import MalformedMessage, decode_message, encode_message
 from pliant.deploy.security import certificates
 from pliant.deploy.security.probe import detect_protocol, parse_server_address
-from pliant.deploy.settings import run_process
+from pliant.deploy.settings import ServerRefusal, run_process
 from pliant.extras import require
 from pliant.rng import rng_stream
 
@@ -41,6 +44,7 @@ class GrpcClient:
     process: str  # stays the same when this is restarted after a crash
     ca: Path | None = None
     key: Path | None = None
+    heartbeat: Heartbeat | None = None
 
     def __post_init__(self) -> None:
         self._grpc: Any = require("grpc", "deploy")
@@ -55,7 +59,7 @@ class GrpcClient:
             self._call.cancel()
 
     def run(self) -> None:
-        """Serve requests until stopped; raise PermissionError if the server refuses this device."""
+        """Serve requests until stopped; raise `ServerRefusal` if the server refuses this device."""
         while not self._stop.is_set():
             try:
                 self._run_stream()
@@ -64,6 +68,11 @@ class GrpcClient:
                 self._stop.wait(DECLINED_RETRY_SECONDS)
             except MalformedMessage as error:
                 log.warning("device %s: expected %s; reconnecting", self.device.number, error)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                log.warning("device %s waits for disk space: %s", self.device.number, error)
+                self._stop.wait(DECLINED_RETRY_SECONDS)
             except self._grpc.RpcError as error:
                 self._handle_rpc_error(error)
             self._stop.wait(self._compute_retry_delay())
@@ -82,7 +91,7 @@ class GrpcClient:
                 log.warning("%s; retrying for a minute", error.details())
             return  # it may be this device, before its machine lost power
         if code in (*FATAL_STATUSES, DUPLICATE_STATUS):
-            raise PermissionError(f"{self.server} refuses: {error.details()}")
+            raise ServerRefusal(f"{self.server} refuses: {error.details()}")
         if self._attempts and not self._stop.is_set():
             try:
                 kind = detect_protocol(*self._address, self.ca)
@@ -91,7 +100,7 @@ class GrpcClient:
             except OSError:
                 return  # the server is not up yet, or is down
             if kind != "split":
-                raise PermissionError(
+                raise ServerRefusal(
                     f"{self.server}: expected a server with a split method, got a {kind} one"
                 )
 
@@ -119,8 +128,9 @@ class GrpcClient:
             try:
                 outgoing.put(encode_message(frames.Hello(self.device.number, self.process)))
                 for raw in self._call:
-                    if self._stop.is_set() or not self._handle_frame(raw, outgoing):
-                        return
+                    with self.heartbeat.working() if self.heartbeat else nullcontext():
+                        if self._stop.is_set() or not self._handle_frame(raw, outgoing):
+                            return
             finally:
                 self._call.cancel()
                 outgoing.put(None)
@@ -147,9 +157,7 @@ class GrpcClient:
         if request.federation_name != name:
             is_insecure = request.federation_name == certificates.INSECURE_FEDERATION
             other = "one without keys" if is_insecure else "another"
-            raise PermissionError(
-                f"{self.server}: expected the federation of {self.ca}, got {other}"
-            )
+            raise ServerRefusal(f"{self.server}: expected the federation of {self.ca}, got {other}")
         return certificates.sign_challenge(self.key, request.nonce, name, self.device.number)
 
 
@@ -157,7 +165,9 @@ def main(setup: DeviceSetup) -> None:
     runtime.retain_freed_memory()
     ca, key = (None if path is None else Path(path) for path in (setup.ca, setup.key))
     device = SplitDevice(setup.device, Path(setup.folder), setup.limits)
-    GrpcClient(device, setup.server, process=setup.process, ca=ca, key=key).run()
+    heartbeat = Heartbeat(Path(setup.heartbeat))
+    heartbeat.start()
+    GrpcClient(device, setup.server, setup.process, ca=ca, key=key, heartbeat=heartbeat).run()
 
 
 if __name__ == "__main__":

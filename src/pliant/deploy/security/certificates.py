@@ -6,7 +6,6 @@ A device proves that it has its key by signing the server's nonce and the federa
 import ipaddress
 import os
 import re
-import secrets
 import shutil
 import socket
 import tempfile
@@ -75,7 +74,6 @@ def _write_keys(folder: Path, devices: int, hosts: Sequence[x509.GeneralName]) -
         _write_file(folder / "ca.key", _encode_key(authority_key, pkcs8), is_secret=True),
         _write_file(folder / "server.pem", server.public_bytes(PEM)),
         _write_file(folder / "server.key", _encode_key(server_key, pkcs8), is_secret=True),
-        _write_file(folder / "superexec.secret", secrets.token_hex(32).encode(), is_secret=True),
     ]
     for number in range(devices):
         paths += make_device_key(folder / "devices" / str(number))

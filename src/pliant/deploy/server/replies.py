@@ -12,10 +12,11 @@ from pliant.devices import PerBatch, compute_joules
 from pliant.engine.ledger import MERGED_OUTCOMES, TaskRecord
 from pliant.engine.local_work import redraw_subnets
 from pliant.engine.round_loop import Run
+from pliant.engine.worker_context import WorkerContext
 from pliant.methods.base import TaskKey, Update
 from pliant.methods.error_feedback import decompress_delta
-from pliant.methods.validation import UpdateManifest, accept_valid
-from pliant.params import Params, group_subtrees
+from pliant.methods.validation import UpdateManifest, ValidationPolicy, accept_valid
+from pliant.params import Params, get_params, group_subtrees, nbytes
 
 OVERHEAD_BYTES = 1_000_000  # of a reply, besides its tensors
 MAX_REASON_CHARS = 300
@@ -54,6 +55,12 @@ class CheckedReply:
     outcome: str = ""  # if there is no update: `late`, `dropped: …` or `rejected: …`
     reply: TrainReply | None = None  # if its times and rows are plausible
     curve: StepTimeCurve | None = None
+
+
+def find_max_reply_bytes(context: WorkerContext, policy: ValidationPolicy) -> int:
+    """Return the size that no valid reply exceeds: a delta, and as much that a method adds."""
+    network_bytes = nbytes(get_params(context.net.module))
+    return int(policy.size_factor * 2 * network_bytes) + OVERHEAD_BYTES
 
 
 def check_reply(run: Run, request: SentRequest, message: RawReply, arrival: float) -> CheckedReply:

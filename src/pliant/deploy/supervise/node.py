@@ -1,12 +1,11 @@
 """Supervise the processes of a device: one for a split run, and two for Flower.
 
-Flower's SuperNode holds the connection, and a worker trains. Nothing here imports torch: a waiting
-device stays small.
+With Flower, one process holds the connection and a worker trains. Nothing here imports torch: a
+waiting device stays small.
 """
 
 import logging
 import shutil
-import socket
 import tempfile
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 
 from pliant.deploy.device.host import DeviceSetup, Limits
 from pliant.deploy.security.probe import ServerKind, parse_server_address
+from pliant.deploy.settings import EXIT_REFUSED
 from pliant.deploy.supervise.child_process import (
     ChildProcess,
     make_command,
@@ -23,15 +23,11 @@ from pliant.deploy.supervise.child_process import (
     read_log_tail,
     require_transport,
 )
-from pliant.deploy.supervise.supervisor import SETTLED_SECONDS, Reaction, Service, Supervisor
+from pliant.deploy.supervise.supervisor import Reaction, Service, Supervisor
 
 log = logging.getLogger("pliant")
 
 POLL_SECONDS = 0.2
-ADMISSION_SECONDS = 180.0  # in which a server must accept a device
-REFUSALS_BEFORE_WARNING = 3  # a server that has just started may not know the keys yet
-ACTIVATION_FAILED = "Failed to activate SuperNode"  # in the node's log
-REFUSED_MESSAGE = "expected a registered key that no other process uses; the server refused it"
 
 
 class DeviceSupervisor(Supervisor):
@@ -57,13 +53,14 @@ class DeviceSupervisor(Supervisor):
         self._has_ended = False
         ca_path, key_path = (None if path is None else str(path.resolve()) for path in (ca, key))
         setup = DeviceSetup(number, str(folder), limits, server, ca_path, key_path)
-        if kind == "split":
-            super().__init__(folder, "device.lock", [_make_split_service(setup)])
-        else:  # not in the state folder, as the path of a socket must be short
-            socket_folder = tempfile.mkdtemp(prefix="pliant-")
-            setup = replace(setup, socket=f"{socket_folder}/worker")
-            super().__init__(folder, "device.lock", _FlowerDevice(setup, worker).make_services())
-            self._on_close.callback(shutil.rmtree, socket_folder, ignore_errors=True)
+        # not in the state folder, as the path of a socket must be short
+        socket_folder = tempfile.mkdtemp(prefix="pliant-")
+        setup = replace(setup, process=token_hex(8), socket=f"{socket_folder}/worker")
+        modules = {"worker": "pliant.deploy.grpc.client"}
+        if kind == "federated":
+            modules = {"supernode": "pliant.deploy.flower.node", "worker": worker}
+        super().__init__(folder, "device.lock", _make_services(setup, modules))
+        self._on_close.callback(shutil.rmtree, socket_folder, ignore_errors=True)
 
     def watch(self) -> None:
         """Keep the processes running; raise PermissionError if the server refuses the device."""
@@ -82,91 +79,31 @@ class DeviceSupervisor(Supervisor):
             log.warning("device %s ended: %s", self.number, error)
 
 
-def _start_process(setup: DeviceSetup, name: str, command: list[str]) -> ChildProcess:
-    env = make_process_env(Path(setup.folder) / "flower")
-    return ChildProcess(command, _log_path(setup, name), env)
+def _make_services(setup: DeviceSetup, modules: dict[str, str]) -> list[Service]:
+    """Return the services of a device; a worker beside another process runs when it is wanted."""
+    wanted = Path(f"{setup.socket}.wanted")  # beside the socket of Flower's worker
 
+    def make_service(name: str, module: str) -> Service:
+        log_path = Path(setup.folder) / "logs" / f"{name}.log"
+        heartbeat = Path(setup.socket).with_name(f"{name}.heartbeat")
 
-def _log_path(setup: DeviceSetup, name: str) -> Path:
-    return Path(setup.folder) / "logs" / f"{name}.log"
+        def start() -> ChildProcess:
+            for path in (wanted, heartbeat):
+                path.unlink(missing_ok=True)
+            env = make_process_env(Path(setup.folder) / "flower")
+            command = make_command(module, replace(setup, heartbeat=str(heartbeat)))
+            return ChildProcess(command, log_path, env)
 
-
-def _make_split_service(setup: DeviceSetup) -> Service:
-    setup = replace(setup, process=token_hex(8))
-    command = make_command("pliant.deploy.grpc.client", setup)
-    log_path = _log_path(setup, "worker")
-
-    def react(exit_code: int | None) -> Reaction:
-        if exit_code is None or exit_code >= 0:
-            raise PermissionError(read_log_tail(log_path, 1))
-        return Reaction.RESTART
-
-    return Service(
-        "worker",
-        f"device {setup.device}: its process",
-        lambda: _start_process(setup, "worker", command),
-        log_path,
-        react,
-        is_log_forwarded=True,
-    )
-
-
-class _FlowerDevice:
-    """Flower's SuperNode, and the worker that it wakes up by a file next to the socket."""
-
-    def __init__(self, setup: DeviceSetup, worker: str) -> None:
-        self._setup, self._worker = setup, worker
-        self._wanted = Path(f"{setup.socket}.wanted")
-        self._node_started_at = 0.0
-        self._refused_since, self._refusals = 0.0, 0
-
-    def make_services(self) -> list[Service]:
-        setup = self._setup
-        node = ("supernode", self._start_node, self._react_to_end_of_node)
-        worker = ("worker", self._start_worker, self._react_to_end_of_worker)
-        return [
-            Service(name, f"device {setup.device}: {name}", start, _log_path(setup, name), react)
-            for name, start, react in (node, worker)
-        ]
-
-    def _start_node(self) -> ChildProcess:
-        setup = self._setup
-        command = ["flower-supernode", "--superlink", setup.server]
-        command += ["--host", "127.0.0.1", "--port", str(_find_free_port())]
-        command += ["--node-config", f'device={setup.device} socket="{setup.socket}"']
-        if setup.ca is None or setup.key is None:
-            command += ["--insecure"]
-        else:
-            command += ["--root-certificates", setup.ca]
-            command += ["--auth-supernode-private-key", setup.key]
-        self._node_started_at = time.monotonic()
-        return _start_process(setup, "supernode", command)
-
-    def _react_to_end_of_node(self, exit_code: int | None) -> Reaction:
-        """Count refusals: Flower may refuse a restarted node for a minute."""
-        now, name = time.monotonic(), f"device {self._setup.device}"
-        if now - self._node_started_at >= SETTLED_SECONDS:
-            self._refusals = 0
-        if ACTIVATION_FAILED not in read_log_tail(_log_path(self._setup, "supernode"), 30):
+        def react(exit_code: int | None) -> Reaction:
+            if exit_code == EXIT_REFUSED:
+                raise PermissionError(read_log_tail(log_path, 1))
+            if exit_code == 0 and len(modules) > 1:  # the worker was idle
+                return Reaction.RETRY if wanted.exists() else Reaction.WAIT
             return Reaction.RESTART
-        self._refused_since = self._refused_since if self._refusals else now
-        self._refusals += 1
-        if self._refusals == REFUSALS_BEFORE_WARNING:
-            log.warning("%s: %s; retrying", name, REFUSED_MESSAGE)
-        if now - self._refused_since > ADMISSION_SECONDS:
-            raise PermissionError(f"{name}: {REFUSED_MESSAGE} for {ADMISSION_SECONDS:g} s")
-        return Reaction.RETRY
 
-    def _start_worker(self) -> ChildProcess:
-        self._wanted.unlink(missing_ok=True)
-        return _start_process(self._setup, "worker", make_command(self._worker, self._setup))
+        title = f"device {setup.device}: {name}"
+        return Service(
+            name, title, start, log_path, react, is_log_forwarded=True, heartbeat=heartbeat
+        )
 
-    def _react_to_end_of_worker(self, exit_code: int | None) -> Reaction:
-        if exit_code:
-            return Reaction.RESTART
-        return Reaction.RETRY if self._wanted.exists() else Reaction.WAIT
-
-
-def _find_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    return [make_service(name, module) for name, module in modules.items()]

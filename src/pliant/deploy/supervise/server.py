@@ -4,10 +4,7 @@ Flower's SuperLink and SuperExec run the rounds in a process of their own. If th
 submitted again and resumes from its checkpoint.
 """
 
-import json
 import os
-import re
-import signal
 import socket
 import subprocess
 import sys
@@ -16,14 +13,22 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
 import msgspec
 import psutil
 
 from pliant.deploy.security.certificates import check_private_file
-from pliant.deploy.security.node_registry import register_devices, summarise_output
 from pliant.deploy.security.probe import ServerKind, check_loopback
-from pliant.deploy.settings import FAILURE_FILE, LOCK_FILE, PID_FILE, SETTINGS_FILE, ServerSettings
+from pliant.deploy.settings import (
+    BYTE_LIMIT_FILE,
+    CONTROL_SECRET_VARIABLE,
+    FAILURE_FILE,
+    LOCK_FILE,
+    PID_FILE,
+    SETTINGS_FILE,
+    ServerSettings,
+)
 from pliant.deploy.supervise.child_process import (
     ChildProcess,
     check_port,
@@ -43,25 +48,8 @@ from pliant.storage.run_lock import RunLock
 from pliant.storage.tail import FileTail
 
 POLL_SECONDS = 0.2
-CONNECTION_NAME = "pliant"  # of the connection in Flower's configuration
 START_SECONDS = 180.0  # in which a process must have started
-APP_PROJECT = """\
-[project]
-name = "pliant-app"
-version = "1.0.0"
-description = "Rounds of pliant."
-license = "Apache-2.0"
-
-[tool.flwr.app]
-publisher = "pliant"
-
-[tool.flwr.app.components]
-serverapp = "pliant.deploy.flower.server_app:app"
-clientapp = "pliant.deploy.flower.client_app:app"
-
-[tool.flwr.app.config]
-folder = ""
-"""
+CLOCK_TOLERANCE = 1.0  # seconds, between the times of a file and of a process
 
 
 class ServerSupervisor(Supervisor):
@@ -83,8 +71,7 @@ class ServerSupervisor(Supervisor):
         folder = folder.resolve()
         if keys is not None:
             keys = keys.resolve()
-            for name in ("server.key",) if is_split else ("server.key", "superexec.secret"):
-                check_private_file(keys / name)
+            check_private_file(keys / "server.key")
         # before the port, which a server that holds the lock has taken as well
         if (folder / LOCK_FILE).exists():
             RunLock(folder, LOCK_FILE).release()
@@ -160,6 +147,7 @@ class _FlowerServer:
     def __init__(self, folder: Path, host: str, port: int, keys: Path | None) -> None:
         self._folder, self._host, self._port, self._keys = folder, host, port, keys
         self._address = format_local_address(host, port)
+        self._ca = None if keys is None else keys / "ca.crt"
         self._home = folder / "flower"
         self._env = make_process_env(self._home)
         logs = self._home / "logs"
@@ -168,25 +156,32 @@ class _FlowerServer:
             Service("superlink", "SuperLink", self._start_superlink, self._superlink_log),
             Service("superexec", "SuperExec", self._start_superexec, self.log_path),
         )
-        self._run_id: str | None = None
+        self._run_id: int | None = None
+        self._control_secret, self._superexec_secret = token_hex(32), token_hex(32)
 
     def start_run(self) -> "_SubmittedRun":
-        if self._run_id is not None:
-            self._run_flwr("stop", self._run_id, CONNECTION_NAME)
-        elif self._keys is not None:
-            registry = self._home / "registered.json"
-            register_devices(self._keys, registry, CONNECTION_NAME, self._run_flwr)
         for name in (PID_FILE, FAILURE_FILE):
             (self._folder / name).unlink(missing_ok=True)
-        config = f"folder={json.dumps(str(self._folder))}"
-        app = str(self._home / "app")
-        result = self._run_flwr(
-            "run", app, CONNECTION_NAME, "--run-config", config, "--format", "json"
+        setup = {
+            "address": self._address,
+            "ca": None if self._ca is None else str(self._ca),
+            "folder": str(self._folder),
+            "keys": None if self._keys is None else str(self._keys),
+            "registry": str(self._home / "registered.json"),
+            "last_run": self._run_id,
+        }
+        result = subprocess.run(
+            make_command("pliant.deploy.flower.control", setup),
+            env={**self._env, CONTROL_SECRET_VARIABLE: self._control_secret},
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            check=False,
         )
-        run_id = re.search(r'"run-id": "?(\d+)', result.stdout)
-        if result.returncode or run_id is None:
-            raise ChildProcessError(f"Flower did not accept the run: {summarise_output(result)}")
-        self._run_id = run_id.group(1)
+        if result.returncode:
+            output = " ".join((result.stdout + result.stderr).split())[-500:]
+            raise ChildProcessError(f"Flower did not accept the run: {output}")
+        self._run_id = int(result.stdout)
         return _SubmittedRun(self._folder / PID_FILE, time.monotonic())
 
     def find_failure(self, exit_code: int | None) -> str | None:
@@ -196,19 +191,20 @@ class _FlowerServer:
 
     def _start_superlink(self) -> ChildProcess:
         check_port(self._host, self._port)
-        self._write_config()
+        self._home.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pliant.deploy.flower.superlink"]
+        command += [str(self._folder / BYTE_LIMIT_FILE)]
         command += ["--host", self._host, "--port", str(self._port)]
         command += ["--isolation", "process", "--disable-runtime-dependency-installation"]
-        command += ["--database", str(self._home / "state.db")]
+        command += ["--database", str(self._home / "state.db"), *self._pass_superexec_secret()]
         if self._keys is None:
             command += ["--insecure"]
         else:
             command += ["--ssl-certfile", str(self._keys / "server.pem")]
             command += ["--ssl-keyfile", str(self._keys / "server.key")]
-            command += ["--ssl-ca-certfile", str(self._keys / "ca.crt"), "--enable-supernode-auth"]
-            command += ["--superexec-auth-secret-file", str(self._keys / "superexec.secret")]
-        child = ChildProcess(command, self._superlink_log, self._env)
+            command += ["--ssl-ca-certfile", str(self._ca), "--enable-supernode-auth"]
+        env = {**self._env, CONTROL_SECRET_VARIABLE: self._control_secret}
+        child = ChildProcess(command, self._superlink_log, env)
         try:
             self._wait_for_superlink(child)
         except BaseException:
@@ -216,16 +212,12 @@ class _FlowerServer:
             raise
         return child
 
-    def _write_config(self) -> None:
-        app = self._home / "app"
-        app.mkdir(parents=True, exist_ok=True)
-        (app / "pyproject.toml").write_text(APP_PROJECT)
-        security = "insecure = true"
-        if self._keys is not None:
-            security = f"root-certificates = {json.dumps(str(self._keys / 'ca.crt'))}"
-        config = f'[superlink]\ndefault = "{CONNECTION_NAME}"\n\n[superlink.{CONNECTION_NAME}]\n'
-        config += f'address = "{self._address}"\n{security}\n'
-        (self._home / "config.toml").write_text(config)
+    def _pass_superexec_secret(self) -> list[str]:
+        path = self._home / "superexec.secret"
+        path.unlink(missing_ok=True)
+        path.touch(0o600)
+        path.write_text(self._superexec_secret)
+        return ["--superexec-auth-secret-file", str(path)]
 
     def _wait_for_superlink(self, child: ChildProcess) -> None:
         path = self._superlink_log
@@ -243,22 +235,9 @@ class _FlowerServer:
 
     def _start_superexec(self) -> ChildProcess:
         command = ["flower-superexec", "--runtime-api-address", self._address]
-        command += ["--parent-pid", str(os.getpid())]
-        if self._keys is None:
-            command += ["--insecure"]
-        else:
-            command += ["--root-certificates", str(self._keys / "ca.crt")]
-            command += ["--superexec-auth-secret-file", str(self._keys / "superexec.secret")]
+        command += ["--parent-pid", str(os.getpid()), *self._pass_superexec_secret()]
+        command += ["--insecure"] if self._ca is None else ["--root-certificates", str(self._ca)]
         return ChildProcess(command, self.log_path, self._env)
-
-    def _run_flwr(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            ["flwr", *arguments],
-            env=self._env,
-            capture_output=True,
-            text=True,
-            timeout=START_SECONDS,
-        )
 
 
 @dataclass(frozen=True)
@@ -271,24 +250,34 @@ class _SubmittedRun:
 
     @property
     def pid(self) -> int | None:
-        with suppress(FileNotFoundError, ValueError):
-            return int(self.pid_path.read_text())
-        return None
+        process = self._process
+        return None if process is None else process.pid
 
     @property
     def is_alive(self) -> bool:
-        pid = self.pid
-        if pid is None:
+        if not self.pid_path.exists():
             return time.monotonic() - self.submitted_at < START_SECONDS
+        process = self._process
         try:  # a zombie is one that SuperExec has not reaped
-            return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+            return process is not None and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
 
     def stop(self) -> None:
-        if self.is_alive and self.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGTERM)
+        process = self._process
+        if process is not None:
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
+
+    @property
+    def _process(self) -> psutil.Process | None:
+        """Return the process that wrote the file, and none that got its number later."""
+        try:
+            process = psutil.Process(int(self.pid_path.read_text()))
+            is_writer = process.create_time() <= self.pid_path.stat().st_mtime + CLOCK_TOLERANCE
+        except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+            return None
+        return process if is_writer else None
 
 
 class RunFollower:
