@@ -1,4 +1,4 @@
-"""Forty kinds of bad replies, as functions of an honest reply, and a device that sends them.
+"""Over forty kinds of bad replies, as functions of an honest reply, and a device that sends them.
 
 Run as a program, it is a device's worker whose reply to round n is of kind n.
 """
@@ -117,6 +117,9 @@ BAD_REPLIES = {
     "another device's samples": set_fields(num_samples=10**6),
     "another device": set_fields(device=2),
     "another round": set_fields(round=7_000),
+    "the nonce of another request": set_fields(nonce="0" * 32),
+    "another protocol": set_invalid_fields(versions={"protocol": 3, "pliant": "0.1"}),
+    "no version": set_invalid_fields(versions={}),
     "an unknown kind": set_invalid_fields(kind="gift"),
     "too many steps": set_fields(rows=(0,) * 500, times=(0.0,) * 501),
     "unknown rows": set_fields(rows=(99,) * 5, times=(0.0,) * 6),

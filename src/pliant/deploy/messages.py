@@ -8,14 +8,45 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
+import torch
 from msgspec import Struct
 
+import pliant
 from pliant.deploy.settings import Pace
 from pliant.deploy.step_times import CurvePoints
 from pliant.params import Params, flatten
 from pliant.storage import checkpoint
 
+PROTOCOL_VERSION = 4
 DELTA, EXTRA, PARAMS = "change", "extra", "params"
+
+
+class Versions(Struct, frozen=True):
+    """The versions of a sender; only the protocol must be the receiver's."""
+
+    protocol: int = PROTOCOL_VERSION
+    pliant: str = pliant.__version__
+    torch: str = str(torch.__version__)
+
+
+def find_version_problem(header: Any) -> str | None:
+    """Return which versions are expected of the sender of a header, if its protocol is another.
+
+    The header is JSON or plain data, of which nothing else is known to be valid.
+    """
+    try:
+        if isinstance(header, str | bytes):
+            header = msgspec.json.decode(header)
+        found = header.get("versions", {})
+        protocol, version = found.get("protocol"), found.get("pliant")
+    except (AttributeError, msgspec.DecodeError):
+        protocol, version = None, None
+    if protocol == PROTOCOL_VERSION:
+        return None
+    own = f"protocol {PROTOCOL_VERSION} of pliant {pliant.__version__}"
+    if not isinstance(protocol, int):
+        return f"{own}, got an older version"
+    return f"{own}, got protocol {protocol} of pliant {str(version)[:40]}"
 
 
 class TrainRequest(Struct, frozen=True):
@@ -32,6 +63,8 @@ class TrainRequest(Struct, frozen=True):
     seconds: float = 0.0  # from the request's arrival to the reply, without the grace
     merged_round: int | None = None  # the last round in which this device's update was merged
     last_row: int | None = None  # that the device may choose; None: any
+    nonce: str = ""  # 128 bits, which the reply repeats
+    versions: Versions = Versions()
 
 
 class TrainReply(Struct, frozen=True):
@@ -50,6 +83,8 @@ class TrainReply(Struct, frozen=True):
     num_samples: int = 0
     short: int = 0  # mini-batches for which even the smallest row was too expensive
     curve: CurvePoints = ()  # of the mini-batches now
+    nonce: str = ""  # of the request
+    versions: Versions = Versions()
 
 
 class MalformedMessage(ValueError):
@@ -65,7 +100,11 @@ def decode_message(raw: bytes, header_type: Any) -> tuple[Any, Params]:
     """Return a message's header and tensors, or raise `MalformedMessage` with one line."""
     try:
         tensors, header = checkpoint.from_bytes(raw, "body")
+        if header_type in (TrainRequest, TrainReply) and (problem := find_version_problem(header)):
+            raise MalformedMessage(problem)
         return msgspec.convert(header, header_type), tensors
+    except MalformedMessage:
+        raise
     except checkpoint.CorruptCheckpoint as error:
         raise MalformedMessage(f"an intact message: {error}") from None
     except msgspec.ValidationError as error:

@@ -1,5 +1,6 @@
 """How a device handles a request: its owner's limits, its own files, the time left."""
 
+import math
 import threading
 import time
 from types import SimpleNamespace
@@ -151,3 +152,21 @@ def test_a_device_runs_files_from_its_owner_s_folder_only(tmp_path):
     file = config | {"network": {"name": "/home/me/net.py:build"}}
     name = localise_config(file, Limits(code=str(tmp_path)))["network"]["name"]
     assert name == f"{tmp_path / 'net.py'}:build"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("method", "local", {"epochs": 10**6}),
+        ("method", "local", {"batch": 10**9}),
+        ("network", "options", {"width": 10**6}),
+        ("network", "options", {"width": math.nan}),
+        ("fleet", "size", 10**9),
+    ],
+)
+def test_a_device_refuses_more_work_than_any_experiment_needs(section, key, value):
+    config = encode(make_experiment())
+    localise_config(config, Limits())
+    config[section] = config[section] | {key: value}
+    with pytest.raises(ValueError, match="expected at most"):
+        localise_config(config, Limits())

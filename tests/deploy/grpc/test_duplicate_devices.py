@@ -14,6 +14,7 @@ from tests.deploy.grpc_in_process import (
     make_devices,
     make_experiment,
     make_server_run,
+    open_raw_stream,
     simulate_rounds,
 )
 from tests.waiting import LIMIT, wait_until
@@ -21,8 +22,8 @@ from tests.waiting import LIMIT, wait_until
 from pliant.deploy.grpc import client, server
 from pliant.deploy.grpc.channel import DeviceChannel
 from pliant.deploy.grpc.device import SplitDevice
-from pliant.deploy.grpc.frames import Hello, Proof, ServerHeader, SplitRunConfig
-from pliant.deploy.messages import decode_message, encode_message
+from pliant.deploy.grpc.frames import ServerHeader, SplitRunConfig
+from pliant.deploy.messages import decode_message
 from pliant.engine.ledger import TaskRecord
 from pliant.engine.run_store import read_records
 
@@ -130,10 +131,8 @@ def test_a_stream_whose_peer_is_gone_keeps_no_device_out(tmp_path, monkeypatch):
     proxy, outgoing = BlackHoleProxy(server_run.grpc_server.port), queue.Queue()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{proxy.port}") as channel:
-            call = channel.stream_stream("/pliant.Split/Work")(iter(outgoing.get, None))
-            outgoing.put(encode_message(Hello(0, "before the power loss")))
-            next(call)
-            outgoing.put(encode_message(Proof(b"")))
+            frames = iter(outgoing.get, None)
+            call = open_raw_stream(channel, frames, process="before the power loss")
             assert isinstance(decode_message(next(call), ServerHeader)[0], SplitRunConfig)
             proxy.is_broken.set()
             devices = make_devices([0], tmp_path)
@@ -166,10 +165,7 @@ def test_a_taken_number_is_free_for_the_same_process_at_once(process, tmp_path):
     stream_id = device_channel.attach("original")  # broken, which the server does not know yet
     outgoing = queue.Queue()
     with grpc.insecure_channel(f"127.0.0.1:{server_run.grpc_server.port}") as channel:
-        call = channel.stream_stream("/pliant.Split/Work")(iter(outgoing.get, None))
-        outgoing.put(encode_message(Hello(0, process)))
-        next(call)
-        outgoing.put(encode_message(Proof(b"")))
+        call = open_raw_stream(channel, iter(outgoing.get, None), process=process)
         if process == "original":
             assert isinstance(decode_message(next(call), ServerHeader)[0], SplitRunConfig)
         else:

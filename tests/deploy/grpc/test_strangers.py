@@ -11,14 +11,24 @@ from tests.deploy.grpc_in_process import (
     make_devices,
     make_experiment,
     make_server_run,
+    open_raw_stream,
     simulate_rounds,
 )
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, wait_until
 
-from pliant.deploy.grpc import server
 from pliant.deploy.grpc.client import GrpcClient
-from pliant.deploy.grpc.frames import Hello, Proof, SplitReply
-from pliant.deploy.messages import encode_message
+from pliant.deploy.grpc.frames import Ready, RunFinished
+from pliant.deploy.grpc.handshake import (
+    FAILURE_BURST,
+    NONCE_HEADER,
+    NONCE_SECONDS,
+    Authenticator,
+    StreamHello,
+    StreamRefused,
+    make_hello,
+)
+from pliant.deploy.messages import Versions, encode_message
+from pliant.deploy.security import certificates
 from pliant.deploy.security.certificates import make_device_key, make_keys
 
 
@@ -81,38 +91,90 @@ def test_the_run_continues_whatever_a_stranger_sends(tmp_path):
         target=lambda: records.extend(server_run.run_rounds(tmp_path / "run"))
     )
     thread.start()
-    handshake = [encode_message(Hello(0)), encode_message(Proof(b""))]
+    ready = encode_message(Ready("", 0))
     attempts = [
-        ([b""], "INVALID_ARGUMENT"),
-        ([b"\xff" * 50], "INVALID_ARGUMENT"),
-        ([encode_message(SplitReply(1, 0))], "INVALID_ARGUMENT"),
-        ([encode_message(Hello(0, version=9))], "FAILED_PRECONDITION"),
-        ([*handshake, b"\x00\x00\x00\x00junk"], "INVALID_ARGUMENT"),
-        ([*handshake, encode_message(Hello(0))], "INVALID_ARGUMENT"),
-        ([*handshake, bytes(40_000_000)], "RESOURCE_EXHAUSTED"),
+        ([b""], {}, "INVALID_ARGUMENT"),
+        ([b"\xff" * 50], {}, "INVALID_ARGUMENT"),
+        ([ready, b"\x00\x00\x00\x00junk"], {}, "INVALID_ARGUMENT"),
+        ([encode_message(RunFinished())], {}, "INVALID_ARGUMENT"),
+        ([bytes(40_000_000)], {}, "RESOURCE_EXHAUSTED"),
+        ([ready], {"device": 3}, "FAILED_PRECONDITION"),
+        ([ready], {"versions": Versions(protocol=3, pliant="0.1")}, "FAILED_PRECONDITION"),
     ]
     with grpc.insecure_channel(f"127.0.0.1:{server_run.grpc_server.port}") as channel:
-        for frames, code in attempts:
-            call = channel.stream_stream("/pliant.Split/Work")(iter(frames), wait_for_ready=True)
+        for frames, hello, code in attempts:
+            call = open_raw_stream(channel, frames, **hello)
             with pytest.raises(grpc.RpcError) as refusal:
                 list(call)
             assert refusal.value.code().name == code
+        assert "expected protocol 4 of pliant" in refusal.value.details()
+        assert refusal.value.details().endswith("got protocol 3 of pliant 0.1")
     with connect_devices(make_devices(range(3), tmp_path), server_run.grpc_server.port, tmp_path):
         thread.join(LIMIT)
     assert records[-1].digest == simulate_rounds(experiment)[-1].digest
 
 
-def test_a_silent_stranger_is_disconnected(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.3)
+def test_streams_of_strangers_keep_no_device_out(tmp_path):
+    """Strangers hold neither a thread nor a place, however many streams they open."""
     server_run = make_server_run(make_experiment(tmp_path, rounds=1))
     server_run.grpc_server.start()
-    silence = threading.Event()
-    with grpc.insecure_channel(f"127.0.0.1:{server_run.grpc_server.port}") as channel:
-        call = channel.stream_stream("/pliant.Split/Work")(iter(silence.wait, True))
-        with pytest.raises(grpc.RpcError):
-            list(call)
+    silence, address = threading.Event(), f"127.0.0.1:{server_run.grpc_server.port}"
+    with grpc.insecure_channel(address) as channel:
+        open_stream = channel.stream_stream("/pliant.Split/Work")
+        calls = [open_stream(iter(silence.wait, True), wait_for_ready=True) for _ in range(100)]
+        devices = make_devices(range(3), tmp_path)
+        with connect_devices(devices, server_run.grpc_server.port, tmp_path):
+            for device_channel in server_run.channels.values():
+                wait_until(lambda c=device_channel: c.is_ready, "the device to join")
+        for call in calls:
+            with pytest.raises(grpc.RpcError):
+                list(call)
         silence.set()
     server_run.grpc_server.close()
+
+
+def make_authenticator(keys, now):
+    name = certificates.read_federation_name(keys / "ca.crt")
+    return Authenticator(certificates.read_public_keys(keys), name, clock=lambda: now[0])
+
+
+def test_a_proof_is_valid_once_and_for_a_short_time(keys):
+    now = [0.0]
+    authenticator = make_authenticator(keys, now)
+
+    def prove(device=0, key=0):
+        files = keys / "ca.crt", keys / "devices" / str(key) / "key"
+        return dict(make_hello(dict(authenticator.describe()), StreamHello(device), *files))
+
+    headers = prove()
+    assert authenticator.verify(headers, "here").device == 0
+    for wrong in (headers, prove(device=1), {}):
+        with pytest.raises(StreamRefused):
+            authenticator.verify(wrong, "here")
+    late = prove()
+    now[0] += NONCE_SECONDS
+    with pytest.raises(StreamRefused, match="expected a new nonce"):
+        authenticator.verify(late, "here")
+    tampered = prove()
+    tampered[NONCE_HEADER] = bytes(len(tampered[NONCE_HEADER]))
+    with pytest.raises(StreamRefused, match="expected a new nonce"):
+        authenticator.verify(tampered, "here")
+
+
+def test_an_address_that_fails_too_often_is_refused_unheard_and_unlogged(keys):
+    now = [0.0]
+    authenticator, refusals = make_authenticator(keys, now), []
+    for _ in range(1000):
+        with pytest.raises(StreamRefused) as refusal:
+            authenticator.verify({}, "a stranger")
+        refusals.append(refusal.value)
+    assert sum(not refusal.is_logged for refusal in refusals) == FAILURE_BURST
+    files = keys / "ca.crt", keys / "devices" / "0" / "key"
+    hello = make_hello(dict(authenticator.describe()), StreamHello(0), *files)
+    assert authenticator.verify(dict(hello), "elsewhere").device == 0
+    now[0] += 10.0
+    hello = make_hello(dict(authenticator.describe()), StreamHello(0), *files)
+    assert authenticator.verify(dict(hello), "a stranger").device == 0
 
 
 def test_a_port_that_is_taken_is_an_error(tmp_path):

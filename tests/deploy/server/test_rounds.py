@@ -350,7 +350,12 @@ def test_an_unfinished_update_does_not_close_a_round_early(tmp_path):
 def test_a_device_s_reason_for_declining_is_in_the_ledger(tmp_path):
     experiment = make_experiment(rounds=1)
     devices = make_devices(experiment, tmp_path)
-    devices[2] = lambda request: encode_message(TrainReply("declined", 2, 0, "it is not charging"))
+
+    def decline(request):
+        nonce = decode_message(request, TrainRequest)[0].nonce
+        return encode_message(TrainReply("declined", 2, 0, "it is not charging", nonce=nonce))
+
+    devices[2] = decline
     records = serve_rounds(experiment, InProcessTransport(devices), tmp_path / "run")
     assert select_tasks(records)[2].outcome == "dropped: declined, it is not charging"
 

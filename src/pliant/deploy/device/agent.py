@@ -1,11 +1,12 @@
 """Run training requests on a live device."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -36,6 +37,8 @@ from pliant.storage import atomic
 from pliant.value import decode
 
 REQUEST_COPIES = 4  # of the network: no method sends more along with its parameters
+# What a server may ask for; `options` are those of the network.
+MAX_SIZES = {"epochs": 1000, "passes": 1000, "batch": 65536, "options": 65536, "size": 10**7}
 ENCODE_SECONDS = 0.1  # assumed time to encode a reply, until it has been measured
 
 
@@ -76,21 +79,27 @@ class DeviceAgent:
             host = read_host()
             reason = self.limits.find_refusal(host)
             if reason is not None:
-                return encode_message(TrainReply("declined", request.device, request.round, reason))
+                return self._decline(request, reason)
             loaded = self._load_experiment(request.experiment, request.pace)
             if request.kind == "hello":
                 slowdown = loaded.slowdown or self.limits.estimate_slowdown(host)
                 points = loaded.curve.scale(slowdown).points
-                return encode_message(TrainReply("hello", request.device, curve=points))
+                hello = TrainReply("hello", request.device, curve=points, nonce=request.nonce)
+                return encode_message(hello)
             if request.pace == "simulated":
                 reason = explain_refusal(loaded.context, loaded.experiment, request)
                 if reason is not None:
-                    reply = TrainReply("declined", request.device, request.round, reason)
-                    return encode_message(reply)
+                    return self._decline(request, reason)
             return self._train(loaded, request, tensors, self.clock() - queued)
         except Exception as error:  # the server continues without this device
             reason = f"{type(error).__name__}: {error}"
-            return encode_message(TrainReply("failed", request.device, request.round, reason))
+            return self._decline(request, reason, kind="failed")
+
+    def _decline(
+        self, request: TrainRequest, reason: str, kind: Literal["declined", "failed"] = "declined"
+    ) -> bytes:
+        number, nonce = request.device, request.nonce
+        return encode_message(TrainReply(kind, number, request.round, reason, nonce=nonce))
 
     def _load_experiment(self, config: Any, pace: Pace) -> LoadedExperiment:
         key = sha256(msgspec.json.encode(config)).hexdigest()[:16]
@@ -158,6 +167,7 @@ class DeviceAgent:
             num_samples=update.num_samples,
             short=pacer.short,
             curve=loaded.curve.scale(loaded.slowdown or 1.0).points,
+            nonce=request.nonce,
         )
         raw = encode_message(reply, groups)
         self.encode_seconds = self.clock() - ended_at
@@ -189,7 +199,11 @@ class DeviceAgent:
 
 
 def localise_config(config: Any, limits: Limits, pace: Pace = "measured") -> Any:
-    """Point a config at this device's folders; refuse code and data its owner has not allowed."""
+    """Point a config at this device's folders; refuse code and data its owner has not allowed.
+
+    Refuse also what no honest server asks for, such as a thousand times the data.
+    """
+    _check_sizes(config)
     data, network, method = (dict(config[key]) for key in ("data", "network", "method"))
     data["root"] = limits.data
     for section, key in ((data, "name"), (network, "name"), (method, "code")):
@@ -203,6 +217,18 @@ def localise_config(config: Any, limits: Limits, pace: Pace = "measured") -> Any
             section[key] = f"{Path(limits.code) / Path(path).name}:{function}"
     fleet = _localise_traces(config["fleet"], limits, pace)
     return config | {"data": data, "network": network, "method": method, "fleet": fleet}
+
+
+def _check_sizes(section: Any, name: str = "") -> None:
+    """Raise ValueError if a number asks for more work or memory than any experiment needs."""
+    if isinstance(section, dict):
+        for key, item in section.items():
+            _check_sizes(item, "options" if name == "options" else key)
+    elif isinstance(section, list | tuple):
+        for item in section:
+            _check_sizes(item, name)
+    elif isinstance(section, int | float) and not abs(section) <= MAX_SIZES.get(name, math.inf):
+        raise ValueError(f"expected at most {MAX_SIZES[name]} for {name!r}, got {section}")
 
 
 def _localise_traces(section: Any, limits: Limits, pace: Pace) -> Any:

@@ -8,11 +8,8 @@ secret. Only then is its body read, up to a limit.
 
 import asyncio
 import hmac
-import time
 from base64 import b64decode
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +21,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pliant.deploy.flower.app_bundle import APP_HASH
+from pliant.deploy.security.rate_limit import RateLimit
 from pliant.deploy.settings import OBJECT_BYTES, read_byte_limit
 
 FLEET, CONTROL, RUNTIME = "/v1/fleet/", "/v1/control/", "/v1/runtime/"
@@ -36,7 +34,6 @@ OPEN_SECONDS = 3.0  # for such a body to arrive
 BODY_SECONDS = 120.0  # for any other
 EXTRA_OBJECTS = 16  # of a reply, besides the chunks of its array
 REQUESTS_PER_SECOND, BURST = 20.0, 200.0  # of one device, or of one address without a proof
-MAX_PEERS = 1024  # whose rates are remembered
 
 
 @dataclass(frozen=True)
@@ -45,26 +42,6 @@ class RequestRefused(Exception):
 
     status: int
     reason: str
-
-
-@dataclass
-class RateLimit:
-    """Limit how often each peer may do something."""
-
-    per_second: float
-    burst: float
-    clock: Callable[[], float] = time.monotonic
-    _peers: "OrderedDict[str, tuple[float, float]]" = field(default_factory=OrderedDict)
-
-    def allow(self, peer: str) -> bool:
-        """Count one event of a peer, and return whether it is within the limit."""
-        now = self.clock()
-        tokens, last = self._peers.pop(peer, (self.burst, now))
-        tokens = min(self.burst, tokens + (now - last) * self.per_second)
-        self._peers[peer] = (tokens - 1 if tokens >= 1 else tokens), now
-        if len(self._peers) > MAX_PEERS:
-            self._peers.popitem(last=False)
-        return tokens >= 1
 
 
 class GuardMiddleware:

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pliant.deploy.flower.guard import GuardMiddleware, RateLimit
+from pliant.deploy.flower.guard import GuardMiddleware
+from pliant.deploy.security.rate_limit import RateLimit
 from pliant.deploy.settings import CONTROL_SECRET_VARIABLE
 
 LINES_PER_SECOND, LINE_BURST = 5.0, 200.0

@@ -18,17 +18,24 @@ from pliant.deploy.device.host import DeviceSetup
 from pliant.deploy.grpc import frames
 from pliant.deploy.grpc.channel import MAX_PENDING_REQUESTS
 from pliant.deploy.grpc.device import SplitDevice, TrainingDeclined
-from pliant.deploy.grpc.server import GRPC_METHOD, GRPC_SERVICE, KEEPALIVE_MS, PING_TIMEOUT_MS
-from pliant.deploy.messages import MalformedMessage, decode_message, encode_message
-from pliant.deploy.security import certificates
+from pliant.deploy.grpc.handshake import StreamHello, make_hello
+from pliant.deploy.grpc.server import (
+    DESCRIBE_METHOD,
+    GRPC_METHOD,
+    GRPC_SERVICE,
+    KEEPALIVE_MS,
+    PING_TIMEOUT_MS,
+)
+from pliant.deploy.messages import MalformedMessage, decode_message
 from pliant.deploy.security.probe import detect_protocol, parse_server_address
-from pliant.deploy.settings import ServerRefusal, run_process
+from pliant.deploy.settings import HELLO_BYTES, ServerRefusal, run_process
 from pliant.extras import require
 from pliant.rng import rng_stream
 
 log = logging.getLogger("pliant")
 
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 5.0  # the delay doubles in between
+DESCRIBE_SECONDS = 30.0  # for the server to say what it is
 MAX_DUPLICATE_RETRIES = 30  # takes longer than the server keeps a dead stream
 DECLINED_RETRY_SECONDS = 30.0  # before checking the owner's limits again
 DUPLICATE_STATUS = "ALREADY_EXISTS"
@@ -52,6 +59,7 @@ class GrpcClient:
         self._stop = threading.Event()
         self._call: Any = None
         self._attempts = 0  # since the server last accepted this device
+        self._max_bytes = HELLO_BYTES  # until the network is known
 
     def stop(self) -> None:
         self._stop.set()
@@ -106,7 +114,7 @@ class GrpcClient:
 
     def _open_channel(self) -> Any:
         options = [
-            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_receive_message_length", self._max_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", KEEPALIVE_MS),
             ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 2),
@@ -124,9 +132,8 @@ class GrpcClient:
         outgoing: queue.Queue[bytes | None] = queue.Queue(2 * MAX_PENDING_REQUESTS + 4)
         with self._open_channel() as channel:
             open_stream = channel.stream_stream(f"/{GRPC_SERVICE}/{GRPC_METHOD}")
-            self._call = open_stream(iter(outgoing.get, None))
+            self._call = open_stream(iter(outgoing.get, None), metadata=self._greet(channel))
             try:
-                outgoing.put(encode_message(frames.Hello(self.device.number, self.process)))
                 for raw in self._call:
                     with self.heartbeat.working() if self.heartbeat else nullcontext():
                         if self._stop.is_set() or not self._handle_frame(raw, outgoing):
@@ -143,22 +150,26 @@ class GrpcClient:
             if frame is not None:
                 outgoing.put(frame)
         elif isinstance(header, frames.SplitRunConfig):
-            for frame in self.device.configure(header):
-                outgoing.put(frame)
+            first_frames = self.device.configure(header)
             self._attempts = 0
-        elif isinstance(header, frames.Challenge):
-            outgoing.put(encode_message(frames.Proof(self._sign(header))))
+            if self.device.max_message_bytes > self._max_bytes:
+                self._max_bytes = self.device.max_message_bytes  # of the next stream
+                return False
+            for frame in first_frames:
+                outgoing.put(frame)
         return not isinstance(header, frames.RunFinished)
 
-    def _sign(self, request: frames.Challenge) -> bytes:
-        if self.ca is None or self.key is None:
-            return b""
-        name = certificates.read_federation_name(self.ca)
-        if request.federation_name != name:
-            is_insecure = request.federation_name == certificates.INSECURE_FEDERATION
-            other = "one without keys" if is_insecure else "another"
-            raise ServerRefusal(f"{self.server}: expected the federation of {self.ca}, got {other}")
-        return certificates.sign_challenge(self.key, request.nonce, name, self.device.number)
+    def _greet(self, channel: Any) -> list[tuple[str, str | bytes]]:
+        """Ask the server what it is; return the headers that prove this device's key."""
+        describe = channel.stream_stream(f"/{GRPC_SERVICE}/{DESCRIBE_METHOD}")
+        call = describe(iter(()), timeout=DESCRIBE_SECONDS)
+        for _ in call:
+            pass  # everything is in the headers
+        hello = StreamHello(self.device.number, self.process)
+        try:
+            return make_hello(dict(call.trailing_metadata()), hello, self.ca, self.key)
+        except ValueError as error:
+            raise ServerRefusal(f"{self.server}: {error}") from None
 
 
 def main(setup: DeviceSetup) -> None:

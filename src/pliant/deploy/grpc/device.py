@@ -18,10 +18,11 @@ import msgspec
 from pliant.deploy.device.agent import localise_config
 from pliant.deploy.device.host import Limits, read_host
 from pliant.deploy.grpc import frames
+from pliant.deploy.grpc.frames import find_max_message_bytes
 from pliant.deploy.messages import MalformedMessage, encode_message
 from pliant.experiment.build import build_session
 from pliant.experiment.config import Experiment
-from pliant.params import Params, flatten, select_subtree
+from pliant.params import Params, flatten, nbytes, select_subtree
 from pliant.split.client import SplitClient
 from pliant.split.payload import Message
 from pliant.storage import checkpoint, formats
@@ -49,6 +50,7 @@ class SplitDevice:
         self._path = self.folder / "split.ckpt"
         self._cpu_share = self.limits.compute_cpu_share(read_host())  # updated in every round
         self._experiment_digest = ""
+        self.max_message_bytes = 0  # of the experiment
         self._channel_epoch, self._done_up_to, self._saved_up_to = "", 0, 0
         self._pending_replies: dict[int, bytes] = {}  # not yet confirmed by the server
         self._batch_seconds = 0.0  # spent on the open mini-batch
@@ -139,7 +141,10 @@ class SplitDevice:
 
     def _build_client(self, encoded_experiment: Any) -> SplitClient:
         experiment = decode(localise_config(encoded_experiment, self.limits), Experiment)
-        return build_session(experiment, only_client=self.number).clients[self.number]
+        session = build_session(experiment, only_client=self.number)
+        client = session.clients[self.number]
+        self.max_message_bytes = find_max_message_bytes(session, nbytes(client.state_dict()))
+        return client
 
     def _save(self) -> None:
         replies = {str(n): frames.bytes_to_tensor(raw) for n, raw in self._pending_replies.items()}

@@ -4,6 +4,7 @@ The server numbers its requests, and every request gets exactly one reply. Numbe
 each *epoch*, which lasts from one restore of a device's part by the server to the next.
 """
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -12,35 +13,15 @@ from msgspec import Struct
 from torch import Tensor
 
 from pliant.split.client import BatchRequest
+from pliant.split.session import Session
 
-PROTOCOL_VERSION = 3
 RequestKind = Literal["restore", "ask", "learn", "drop", "take", "forget", "params", "state"]
+MESSAGE_OVERHEAD = 1_000_000  # bytes allowed beyond the tensors
 ACTIVATIONS, LABELS, GRADIENT = "body", "labels", "slope"
 
 
 class FrameHeader(Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"):
     """The header of every frame."""
-
-
-class Hello(FrameHeader, frozen=True, tag="hello"):
-    """A device names itself and its process, which stays the same after a broken stream."""
-
-    device: int
-    process: str = ""
-    version: int = PROTOCOL_VERSION
-
-
-class Challenge(FrameHeader, frozen=True, tag="challenge"):
-    """The server requests a signature."""
-
-    nonce: bytes
-    federation_name: str
-
-
-class Proof(FrameHeader, frozen=True, tag="proof"):
-    """A device's signature; empty without keys."""
-
-    signature: bytes
 
 
 class SplitRunConfig(FrameHeader, frozen=True, tag="welcome"):
@@ -79,8 +60,14 @@ class RunFinished(FrameHeader, frozen=True, tag="bye"):
     """The run is over."""
 
 
-ServerHeader = Challenge | SplitRunConfig | SplitRequest | RunFinished
-DeviceHeader = Hello | Proof | Ready | SplitReply
+ServerHeader = SplitRunConfig | SplitRequest | RunFinished
+DeviceHeader = Ready | SplitReply
+
+
+def find_max_message_bytes(session: Session, state_bytes: int) -> int:
+    """Return the size that no valid frame of a session exceeds."""
+    activations = session.local.batch * math.prod(session.activation_shape)
+    return 2 * max(state_bytes, session.payload.dense_size(activations)) + MESSAGE_OVERHEAD
 
 
 def bytes_to_tensor(raw: bytes) -> Tensor:

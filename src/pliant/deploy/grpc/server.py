@@ -1,36 +1,27 @@
 """The gRPC server of a split run: device streams, TLS, and proof of each device's key."""
 
 import logging
-import secrets
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pliant.deploy.grpc import frames
 from pliant.deploy.grpc.channel import DeviceChannel
+from pliant.deploy.grpc.handshake import Authenticator, StreamRefused
 from pliant.deploy.messages import MalformedMessage, decode_message, encode_message
 from pliant.deploy.security import certificates
 from pliant.extras import require
 
 log = logging.getLogger("pliant")
 
-GRPC_SERVICE, GRPC_METHOD = "pliant.Split", "Work"
-HANDSHAKE_SECONDS = 20.0  # a device must prove its key within this time
+GRPC_SERVICE, DESCRIBE_METHOD, GRPC_METHOD = "pliant.Split", "Describe", "Work"
+HANDSHAKE_MS = 10_000  # for a TLS connection
+MAX_HEADER_BYTES = 8192
 KEEPALIVE_MS = 20_000  # between pings on a silent connection
 PING_TIMEOUT_MS = 60_000  # the longest that a stream outlives its peer
 SPARE_STREAMS = 8  # for streams about to be replaced or refused
-
-
-@dataclass
-class StreamRefused(Exception):
-    """A stream is refused for a reason."""
-
-    code: str
-    reason: str
-    is_logged: bool = False  # the log has this refusal already
 
 
 class GrpcServer:
@@ -47,19 +38,26 @@ class GrpcServer:
     ) -> None:
         grpc: Any = require("grpc", "deploy")
         self._grpc, self._channels, self._experiment = grpc, channels, experiment
-        self._public_keys = None if keys is None else certificates.read_public_keys(keys)
-        self._federation_name = certificates.INSECURE_FEDERATION
+        public_keys, federation = None, certificates.INSECURE_FEDERATION
         if keys is not None:
-            self._federation_name = certificates.read_federation_name(keys / "ca.crt")
+            public_keys = certificates.read_public_keys(keys)
+            federation = certificates.read_federation_name(keys / "ca.crt")
+        self._authenticator = Authenticator(public_keys, federation)
         self._refused_processes: dict[int, str] = {}  # by device: the last duplicate
-        handler = grpc.stream_stream_rpc_method_handler(self._handle_stream)  # bytes in, bytes out
-        service = grpc.method_handlers_generic_handler(GRPC_SERVICE, {GRPC_METHOD: handler})
+        functions = {DESCRIBE_METHOD: self._describe, GRPC_METHOD: self._handle_stream}
+        handlers = {  # bytes in, bytes out
+            name: grpc.stream_stream_rpc_method_handler(function)
+            for name, function in functions.items()
+        }
+        service = grpc.method_handlers_generic_handler(GRPC_SERVICE, handlers)
         self._server = grpc.server(
             ThreadPoolExecutor(2 * len(channels) + SPARE_STREAMS, "pliant-grpc"),
             handlers=(service,),
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", MAX_HEADER_BYTES),
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 2),
@@ -89,18 +87,18 @@ class GrpcServer:
             channel.close()
         self._server.stop(2.0).wait()
 
+    def _describe(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Say what this server is, without reading anything; headers never wait for the peer."""
+        context.set_trailing_metadata(self._authenticator.describe())
+        return iter(())
+
     def _handle_stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        timer = threading.Timer(HANDSHAKE_SECONDS, context.cancel)
-        timer.daemon = True
-        timer.start()
         try:
-            channel, stream_id = yield from self._authenticate(requests)
+            channel, stream_id = self._authenticate(context)
         except StreamRefused as error:
             if not error.is_logged:
                 log.warning("%s: %s", context.peer(), error.reason)
             context.abort(getattr(self._grpc.StatusCode, error.code), error.reason)
-        finally:
-            timer.cancel()
         refusals: list[StreamRefused] = []
         context.add_callback(lambda: channel.detach(stream_id))
         reader = threading.Thread(
@@ -119,22 +117,11 @@ class GrpcServer:
         if channel.is_run_over:
             yield encode_message(frames.RunFinished())
 
-    def _authenticate(
-        self, requests: Iterator[bytes]
-    ) -> Generator[bytes, None, tuple[DeviceChannel, int]]:
+    def _authenticate(self, context: Any) -> tuple[DeviceChannel, int]:
         """Verify a device's identity; return its channel and the id of its stream."""
-        hello = _receive_header(requests, frames.Hello)
-        name, version = f"device {hello.device}", frames.PROTOCOL_VERSION
-        if hello.version != version:
-            reason = f"{name}: expected protocol version {version}, got {hello.version}"
-            raise StreamRefused("FAILED_PRECONDITION", reason)
-        nonce = secrets.token_bytes(32)
-        yield encode_message(frames.Challenge(nonce, self._federation_name))
-        proof = _receive_header(requests, frames.Proof)
-        if self._public_keys is not None and not certificates.is_signature_valid(
-            self._public_keys, proof.signature, nonce, self._federation_name, hello.device
-        ):
-            raise StreamRefused("UNAUTHENTICATED", f"{name}: expected a registered key")
+        address = context.peer().rpartition(":")[0]
+        hello = self._authenticator.verify(dict(context.invocation_metadata()), address)
+        name = f"device {hello.device}"
         if hello.device not in self._channels:
             reason = f"{name}: expected a number below {len(self._channels)}"
             raise StreamRefused("FAILED_PRECONDITION", reason)
@@ -171,16 +158,3 @@ class GrpcServer:
         except Exception:  # the stream broke; the device will reconnect
             log.debug("device %s: its stream broke", channel.device)
         channel.detach(stream_id)
-
-
-def _receive_header(requests: Iterator[bytes], header_type: type[Any]) -> Any:
-    try:
-        header, _ = decode_message(next(requests), frames.DeviceHeader)
-    except MalformedMessage as error:
-        raise StreamRefused("INVALID_ARGUMENT", f"expected {error}") from None
-    except Exception:  # gRPC raises a different class for each way of ending
-        raise StreamRefused("CANCELLED", "the stream ended during the handshake") from None
-    if not isinstance(header, header_type):
-        name = type(header).__name__
-        raise StreamRefused("INVALID_ARGUMENT", f"expected {header_type.__name__}, got {name}")
-    return header

@@ -5,7 +5,6 @@ clock differ. `pliant server` starts `python -m pliant.deploy.grpc.server_main S
 """
 
 import logging
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from msgspec import Struct
 
 from pliant.deploy.grpc.channel import DeviceChannel
 from pliant.deploy.grpc.environment import WallClockEnvironment
+from pliant.deploy.grpc.frames import find_max_message_bytes
 from pliant.deploy.grpc.remote_client import RemoteClient
 from pliant.deploy.grpc.server import GrpcServer
 from pliant.deploy.server.rounds import POLL_SECONDS, NotEnoughDevices
@@ -27,8 +27,6 @@ from pliant.experiment.config import Experiment, load_run_config
 from pliant.params import nbytes
 from pliant.split.client import LocalClient
 from pliant.value import encode
-
-MESSAGE_OVERHEAD = 1_000_000  # bytes allowed beyond the tensors
 
 log = logging.getLogger("pliant")
 
@@ -52,14 +50,12 @@ class SplitServerRun:
         self.clients: dict[int, RemoteClient] = {}
         self._session = session = build_session(experiment, make_client=self._make_client)
         largest_state = max(nbytes(c.server_copy.state_dict()) for c in self.clients.values())
-        activations = session.local.batch * math.prod(session.activation_shape)
-        largest_payload = session.payload.dense_size(activations)
         self.grpc_server = GrpcServer(
             self.channels,
             encode(experiment),
             address=address,
             keys=keys,
-            max_message_bytes=2 * max(largest_state, largest_payload) + MESSAGE_OVERHEAD,
+            max_message_bytes=find_max_message_bytes(session, largest_state),
         )
         self._has_started = False
 

@@ -42,6 +42,7 @@ class SentRequest:
     extra: Params  # sent along with the network
     raw: bytes
     manifest: UpdateManifest
+    nonce: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +87,8 @@ def check_reply(run: Run, request: SentRequest, message: RawReply, arrival: floa
         return reject(str(error))
     if reply.device != device or reply.round != request.key.round:
         return reject(f"a reply to round {request.key.round}, got one to round {reply.round}")
+    if reply.nonce != request.nonce:
+        return reject("the nonce of the request, got another")
     if reply.kind not in ("update", "late"):
         return end(f"{DROPPED}: " + f"{reply.kind}, {reply.reason}"[:MAX_REASON_CHARS])
     problem = _find_time_problem(reply, arrival) or _find_row_problem(run, request, reply)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
+from secrets import token_hex
 from typing import Protocol
 
 import msgspec
@@ -48,6 +49,7 @@ from pliant.rng import rng_stream
 from pliant.value import encode
 
 POLL_SECONDS = 0.25
+NONCE_BYTES = 16
 MAX_WAIT_ROUNDS = 1000  # how long a server with `late = "wait"` waits, in round lengths
 
 
@@ -271,10 +273,12 @@ class DeviceTransport:
                 seconds,
                 merged,
                 last_row,
+                nonce=token_hex(NONCE_BYTES),
             )
             task = make_task(context, shared, job)
             raw = encode_message(request, {PARAMS: task.params, EXTRA: task.extra})
-            requests[device] = SentRequest(key, row, last_row, task.extra, raw, manifest)
+            sent = SentRequest(key, row, last_row, task.extra, raw, manifest, request.nonce)
+            requests[device] = sent
         return requests
 
     def _choose_rows(self, run: Run, devices: list[int]) -> Mapping[int, tuple[int, float]]:
