@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,7 @@ def device(
 def _run_device(server: str, number: int, keys: Path | None, folder: Path, limits: "Limits") -> int:
     from pliant.deploy.security.certificates import find_device_files
     from pliant.deploy.security.probe import parse_server_address, wait_for_server
+    from pliant.deploy.settings import ServerChanged
     from pliant.deploy.supervise.child_process import interrupt_on_signal, run_supervisor
     from pliant.deploy.supervise.node import DeviceSupervisor
 
@@ -63,10 +65,11 @@ def _run_device(server: str, number: int, keys: Path | None, folder: Path, limit
         with interrupt_on_signal():
             sys.stdout.write(f"device {number} of {server}; press Ctrl-C to stop\n")
             sys.stdout.flush()
-            kind = wait_for_server(*address, ca)
-            supervisor = DeviceSupervisor(kind, number, server, folder, limits, ca=ca, key=key)
-            with run_supervisor(supervisor):
-                supervisor.watch()
+            while True:
+                kind = wait_for_server(*address, ca)
+                supervisor = DeviceSupervisor(kind, number, server, folder, limits, ca=ca, key=key)
+                with suppress(ServerChanged), run_supervisor(supervisor):
+                    supervisor.watch()
     except KeyboardInterrupt:
         return 130
     return 0

@@ -8,45 +8,15 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
-import torch
 from msgspec import Struct
 
-import pliant
 from pliant.deploy.settings import Pace
 from pliant.deploy.step_times import CurvePoints
+from pliant.deploy.versions import Versions, find_version_problem
 from pliant.params import Params, flatten
 from pliant.storage import checkpoint
 
-PROTOCOL_VERSION = 4
 DELTA, EXTRA, PARAMS = "change", "extra", "params"
-
-
-class Versions(Struct, frozen=True):
-    """The versions of a sender; only the protocol must be the receiver's."""
-
-    protocol: int = PROTOCOL_VERSION
-    pliant: str = pliant.__version__
-    torch: str = str(torch.__version__)
-
-
-def find_version_problem(header: Any) -> str | None:
-    """Return which versions are expected of the sender of a header, if its protocol is another.
-
-    The header is JSON or plain data, of which nothing else is known to be valid.
-    """
-    try:
-        if isinstance(header, str | bytes):
-            header = msgspec.json.decode(header)
-        found = header.get("versions", {})
-        protocol, version = found.get("protocol"), found.get("pliant")
-    except (AttributeError, msgspec.DecodeError):
-        protocol, version = None, None
-    if protocol == PROTOCOL_VERSION:
-        return None
-    own = f"protocol {PROTOCOL_VERSION} of pliant {pliant.__version__}"
-    if not isinstance(protocol, int):
-        return f"{own}, got an older version"
-    return f"{own}, got protocol {protocol} of pliant {str(version)[:40]}"
 
 
 class TrainRequest(Struct, frozen=True):

@@ -21,6 +21,7 @@ ARRIVAL_HEADER = struct.Struct("<d")
 LOG_FORMAT = "%(levelname)s pliant: %(message)s"  # as supervisors forward it
 EXIT_REPORTED = 3  # the last line of the log says why the process ended
 EXIT_REFUSED = 4  # so does this one, and a restart would not help: the server refuses the device
+EXIT_CHANGED = 5  # the server runs another kind of method now
 CONTROL_SECRET_VARIABLE = "PLIANT_CONTROL_SECRET"  # of SuperLink's environment
 # Bodies of HTTP requests: Flower sends arrays in chunks of 5 MiB.
 OBJECT_BYTES = 6 * 1024 * 1024
@@ -40,6 +41,10 @@ S = TypeVar("S")
 
 class ServerRefusal(PermissionError):
     """The server refuses a device for good; says why in one line."""
+
+
+class ServerChanged(ConnectionError):
+    """The server now runs another kind of method than this process speaks."""
 
 
 class ServerSettings(Value, frozen=True):
@@ -85,5 +90,6 @@ def run_process(
     except reported as error:
         sys.stderr.write(f"{error}\n")
         exit_code = EXIT_REFUSED if isinstance(error, ServerRefusal) else EXIT_REPORTED
+        exit_code = EXIT_CHANGED if isinstance(error, ServerChanged) else exit_code
     sys.stderr.flush()
     os._exit(exit_code)  # torch and gRPC are slow to shut down

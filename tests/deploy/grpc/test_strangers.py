@@ -27,9 +27,10 @@ from pliant.deploy.grpc.handshake import (
     StreamRefused,
     make_hello,
 )
-from pliant.deploy.messages import Versions, encode_message
+from pliant.deploy.messages import encode_message
 from pliant.deploy.security import certificates
 from pliant.deploy.security.certificates import make_device_key, make_keys
+from pliant.deploy.versions import Versions
 
 
 @pytest.fixture(scope="module")

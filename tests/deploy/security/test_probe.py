@@ -5,12 +5,18 @@ import socket
 import ssl
 import threading
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 
+import msgspec
 import pytest
 from tests.waiting import LIMIT
 
-from pliant.deploy.security import probe
+from pliant.deploy.grpc.server import GrpcServer
+from pliant.deploy.security import certificates, probe
 from pliant.deploy.security.certificates import make_keys
+from pliant.deploy.versions import SERVER_HEADER, ServerInfo, Versions
+
+FEDERATED = msgspec.json.encode(ServerInfo("federated")).decode()
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +50,32 @@ def serve_connections(handle):
     thread.join(LIMIT)
 
 
-def make_tls_handler(keys):
+def answer(connection, info):
+    connection.settimeout(LIMIT)
+    connection.recv(1000)
+    header = f"{SERVER_HEADER}: {info}\r\n" if info else ""
+    connection.sendall(f"HTTP/1.1 200 OK\r\n{header}Content-Length: 0\r\n\r\n".encode())
+
+
+def make_tls_handler(keys, info=FEDERATED):
+    """Serve HTTP as a proxy does that prefers HTTP/2."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(keys / "server.pem", keys / "server.key")
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(["h2", "http/1.1"])
 
     def handle(connection):
-        connection.settimeout(LIMIT)
         with context.wrap_socket(connection, server_side=True) as secure:
-            secure.recv(1)
+            answer(secure, info)
 
     return handle
+
+
+@contextmanager
+def serve_grpc(keys=None):
+    server = GrpcServer({}, None, address="127.0.0.1:0", keys=keys, max_message_bytes=1000)
+    server.start()
+    yield server.port
+    server.close()
 
 
 def close(connection):
@@ -88,8 +109,52 @@ def test_a_device_without_tls_learns_that_the_server_requires_it(keys):
     with serve_connections(make_tls_handler(keys)) as port:
         with pytest.raises(PermissionError, match="got a server that requires --keys"):
             probe.detect_protocol("127.0.0.1", port, None)
+        assert probe.detect_protocol("127.0.0.1", port, keys / "ca.crt") == "federated"
+        assert probe.wait_for_server("127.0.0.1", port, keys / "ca.crt") == "federated"
+
+
+def test_the_server_says_what_it_serves_with_and_without_tls(keys):
+    with serve_grpc(keys) as port:
         assert probe.detect_protocol("127.0.0.1", port, keys / "ca.crt") == "split"
-        assert probe.wait_for_server("127.0.0.1", port, keys / "ca.crt") == "split"
+        with pytest.raises(PermissionError, match="got a server that requires --keys"):
+            probe.detect_protocol("127.0.0.1", port, None)
+    with serve_grpc() as port:
+        assert probe.detect_protocol("127.0.0.1", port, None) == "split"
+    with serve_connections(lambda connection: answer(connection, FEDERATED)) as port:
+        assert probe.detect_protocol("127.0.0.1", port, None) == "federated"
+
+
+def test_a_server_that_does_not_say_is_no_server(keys):
+    with (
+        serve_connections(make_tls_handler(keys, "")) as port,
+        pytest.raises(ConnectionResetError, match="does not say what it serves"),
+    ):
+        probe.detect_protocol("127.0.0.1", port, keys / "ca.crt")
+
+
+def test_a_server_of_another_version_is_named_in_one_line():
+    info = ServerInfo("federated", versions=Versions(protocol=9, pliant="3.0"))
+    raw = msgspec.json.encode(info).decode()
+    with (
+        serve_connections(lambda connection: answer(connection, raw)) as port,
+        pytest.raises(PermissionError, match=r"got protocol 9 of pliant 3\.0$"),
+    ):
+        probe.detect_protocol("127.0.0.1", port, None)
+
+
+def test_a_wrong_clock_is_named_as_the_cause(tmp_path, monkeypatch):
+    class Future(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(days=2)
+
+    monkeypatch.setattr(certificates, "datetime", Future)
+    make_keys(tmp_path / "keys", devices=1)
+    with (
+        serve_connections(make_tls_handler(tmp_path / "keys")) as port,
+        pytest.raises(PermissionError, match="not yet valid by this machine's clock"),
+    ):
+        probe.detect_protocol("127.0.0.1", port, tmp_path / "keys" / "ca.crt")
 
 
 def test_a_wrong_host_name_and_a_wrong_authority_have_different_errors(keys, tmp_path, monkeypatch):

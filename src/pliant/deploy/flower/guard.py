@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
@@ -23,11 +24,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pliant.deploy.flower.app_bundle import APP_HASH
 from pliant.deploy.security.rate_limit import RateLimit
 from pliant.deploy.settings import OBJECT_BYTES, read_byte_limit
+from pliant.deploy.versions import DESCRIBE_ROUTE, SERVER_HEADER, ServerInfo
 
 FLEET, CONTROL, RUNTIME = "/v1/fleet/", "/v1/control/", "/v1/runtime/"
 CONTROL_ROUTES = {f"{CONTROL}{name}" for name in ("start-run", "stop-run")}
 CONTROL_ROUTES |= {f"{CONTROL}{name}" for name in ("register-node", "unregister-node")}
-OPEN_ROUTES = ("/health", f"{FLEET}register-node", f"{FLEET}activate-node")
+OPEN_ROUTES = (f"{FLEET}register-node", f"{FLEET}activate-node")
+SERVER_INFO = msgspec.json.encode(ServerInfo("federated")).decode()
 ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"
 OPEN_BYTES = 64 * 1024  # of a body whose sender has proved nothing
 OPEN_SECONDS = 3.0  # for such a body to arrive
@@ -60,10 +63,12 @@ class GuardMiddleware:
         try:
             if scope["type"] != "http":
                 raise RequestRefused(404, "expected HTTP")
+            if scope["path"] == DESCRIBE_ROUTE:
+                raise RequestRefused(200, "pliant")  # nothing of the request is read
             receive = await self._check(scope, receive)
         except RequestRefused as refusal:
             # the rest of the body is not read, so the connection ends here
-            headers = {"connection": "close", "retry-after": "1"}
+            headers = {"connection": "close", "retry-after": "1", SERVER_HEADER: SERVER_INFO}
             response = PlainTextResponse(f"{refusal.reason}\n", refusal.status, headers)
             await response(scope, receive, send)
             return

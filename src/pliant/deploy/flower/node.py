@@ -56,10 +56,12 @@ from pliant.deploy.device.heartbeat import Heartbeat
 from pliant.deploy.device.host import DeviceSetup
 from pliant.deploy.flower.app_bundle import APP_HASH
 from pliant.deploy.flower.client_app import extract_body, make_content
+from pliant.deploy.security.probe import detect_protocol
 from pliant.deploy.settings import (
     ARRIVAL_HEADER,
     BYTE_LIMIT_FILE,
     OBJECT_BYTES,
+    ServerChanged,
     ServerRefusal,
     read_byte_limit,
     run_process,
@@ -134,6 +136,7 @@ class FleetNode:
             transport=LimitedTransport(verify=verify), timeout=30.0, trust_env=False
         )
         self._node: Any = None
+        self._changed_to = ""  # the kind of run that the server serves now, if another
         self._runs: dict[int, str] = {}  # the app of each run
         self._byte_limit = Path(setup.folder) / BYTE_LIMIT_FILE
 
@@ -181,6 +184,7 @@ class FleetNode:
                             f"{name}: {reason} for {ADMISSION_SECONDS:g} s"
                         ) from None
             except httpx.HTTPError as error:
+                self._check_kind()
                 if not is_logged:
                     log.warning(
                         "%s: no server at %s (%s); retrying", name, self._setup.server, error
@@ -188,6 +192,17 @@ class FleetNode:
                 is_logged = True
             time.sleep(delay)
             delay = min(2 * delay, MAX_RETRY_SECONDS if not refusals else 5.0)
+
+    def _check_kind(self) -> None:
+        """Raise `ServerChanged` if the server speaks another protocol now."""
+        host, _, port = self._setup.server.rpartition(":")
+        ca = None if self._setup.ca is None else Path(self._setup.ca)
+        with suppress(OSError):  # it is not up
+            kind = detect_protocol(host.strip("[]"), int(port), ca)
+            if kind != "federated":
+                self._changed_to = kind
+        if self._changed_to:
+            raise ServerChanged(f"{self._setup.server} now serves a {self._changed_to} run")
 
     def _send_heartbeats(self, stop: threading.Event) -> None:
         request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_SECONDS)
@@ -212,6 +227,7 @@ class FleetNode:
                 time.sleep(delay)
                 delay = min(2 * delay, MAX_RETRY_SECONDS)
             except httpx.HTTPError:
+                self._check_kind()
                 time.sleep(delay)
                 delay = min(2 * delay, MAX_RETRY_SECONDS)
 

@@ -20,7 +20,6 @@ from pliant.deploy.grpc.channel import MAX_PENDING_REQUESTS
 from pliant.deploy.grpc.device import SplitDevice, TrainingDeclined
 from pliant.deploy.grpc.handshake import StreamHello, make_hello
 from pliant.deploy.grpc.server import (
-    DESCRIBE_METHOD,
     GRPC_METHOD,
     GRPC_SERVICE,
     KEEPALIVE_MS,
@@ -28,7 +27,8 @@ from pliant.deploy.grpc.server import (
 )
 from pliant.deploy.messages import MalformedMessage, decode_message
 from pliant.deploy.security.probe import detect_protocol, parse_server_address
-from pliant.deploy.settings import HELLO_BYTES, ServerRefusal, run_process
+from pliant.deploy.settings import HELLO_BYTES, ServerChanged, ServerRefusal, run_process
+from pliant.deploy.versions import DESCRIBE_CALL
 from pliant.extras import require
 from pliant.rng import rng_stream
 
@@ -108,9 +108,7 @@ class GrpcClient:
             except OSError:
                 return  # the server is not up yet, or is down
             if kind != "split":
-                raise ServerRefusal(
-                    f"{self.server}: expected a server with a split method, got a {kind} one"
-                )
+                raise ServerChanged(f"{self.server} now serves a {kind} run")
 
     def _open_channel(self) -> Any:
         options = [
@@ -161,7 +159,7 @@ class GrpcClient:
 
     def _greet(self, channel: Any) -> list[tuple[str, str | bytes]]:
         """Ask the server what it is; return the headers that prove this device's key."""
-        describe = channel.stream_stream(f"/{GRPC_SERVICE}/{DESCRIBE_METHOD}")
+        describe = channel.stream_stream(DESCRIBE_CALL)
         call = describe(iter(()), timeout=DESCRIBE_SECONDS)
         for _ in call:
             pass  # everything is in the headers

@@ -17,24 +17,16 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from pliant.deploy.messages import Versions, find_version_problem
 from pliant.deploy.security import certificates
 from pliant.deploy.security.rate_limit import RateLimit
+from pliant.deploy.versions import SERVER_HEADER, ServerInfo, Versions, find_version_problem
 
-HELLO_HEADER, SERVER_HEADER = "pliant-hello", "pliant-server"
+HELLO_HEADER = "pliant-hello"
 NONCE_HEADER, SIGNATURE_HEADER = "pliant-nonce-bin", "pliant-signature-bin"
 NONCE_BYTES, MAC_BYTES = 16, 16
 NONCE_SECONDS = 30.0  # in which a nonce must be used
 FAILURES_PER_SECOND, FAILURE_BURST = 2.0, 30.0  # of one address, before it is refused unheard
 _EXPIRY = struct.Struct("<d")
-
-
-class ServerInfo(Struct, frozen=True):
-    """What a server says about itself to everyone."""
-
-    kind: str
-    federation: str
-    versions: Versions = Versions()
 
 
 class StreamHello(Struct, frozen=True):

@@ -12,11 +12,12 @@ from pliant.deploy.grpc.channel import DeviceChannel
 from pliant.deploy.grpc.handshake import Authenticator, StreamRefused
 from pliant.deploy.messages import MalformedMessage, decode_message, encode_message
 from pliant.deploy.security import certificates
+from pliant.deploy.versions import DESCRIBE_CALL
 from pliant.extras import require
 
 log = logging.getLogger("pliant")
 
-GRPC_SERVICE, DESCRIBE_METHOD, GRPC_METHOD = "pliant.Split", "Describe", "Work"
+GRPC_SERVICE, GRPC_METHOD = "pliant.Split", "Work"
 HANDSHAKE_MS = 10_000  # for a TLS connection
 MAX_HEADER_BYTES = 8192
 KEEPALIVE_MS = 20_000  # between pings on a silent connection
@@ -44,7 +45,10 @@ class GrpcServer:
             federation = certificates.read_federation_name(keys / "ca.crt")
         self._authenticator = Authenticator(public_keys, federation)
         self._refused_processes: dict[int, str] = {}  # by device: the last duplicate
-        functions = {DESCRIBE_METHOD: self._describe, GRPC_METHOD: self._handle_stream}
+        functions = {
+            DESCRIBE_CALL.rpartition("/")[2]: self._describe,
+            GRPC_METHOD: self._handle_stream,
+        }
         handlers = {  # bytes in, bytes out
             name: grpc.stream_stream_rpc_method_handler(function)
             for name, function in functions.items()

@@ -1,24 +1,35 @@
-"""Probe a server before connecting: is it up, is it trusted, which protocol does it speak."""
+"""Ask a server before connecting: is it up, is it trusted, what does it serve."""
 
 import logging
 import socket
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any
+
+import msgspec
 
 from pliant.deploy.security.certificates import LOCAL_HOSTS, check_private_file, parse_host
 from pliant.deploy.settings import PORTS
+from pliant.deploy.versions import (
+    DESCRIBE_CALL,
+    DESCRIBE_ROUTE,
+    SERVER_HEADER,
+    ServerInfo,
+    ServerKind,
+    find_version_problem,
+)
 
 log = logging.getLogger("pliant")
 
-ServerKind = Literal["split", "federated"]
 RETRY_SECONDS = 1.0
 TIMEOUT_SECONDS = 10.0
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # and SETTINGS
-_SETTINGS_FRAME = 4  # the type of the first frame of an HTTP/2 server
+_WRONG_TIME = (9, 10)  # OpenSSL's codes for not valid yet, and expired
 _NAME_MISMATCH = (62, 64)  # OpenSSL's codes for a wrong host name and a wrong address
 
 
@@ -65,21 +76,39 @@ def wait_for_server(host: str, port: int, ca: Path | None) -> ServerKind:
 
 
 def detect_protocol(host: str, port: int, ca: Path | None) -> ServerKind:
-    """Return a server's kind: split if it speaks HTTP/2 (gRPC), federated if HTTP/1.1 (Flower).
+    """Return the kind of run that a server says it serves, over HTTP or gRPC.
 
-    Raise OSError if there is no server or it closes the connection, and PermissionError if it
-    cannot be trusted.
+    Raise OSError if there is no server or it does not say, and PermissionError if it cannot be
+    trusted or speaks another protocol version.
     """
-    if ca is None:
-        return _detect_without_tls(host, port)
+    context = None if ca is None else _check_trust(host, port, ca)
+    raw = _ask_http(host, port, context) or _ask_grpc(host, port, ca)
+    if raw is None:
+        if ca is None and _needs_tls(host, port):
+            raise PermissionError(
+                f"{host}:{port}: expected no TLS, got a server that requires --keys"
+            )
+        raise ConnectionResetError(f"{host}:{port} does not say what it serves")
+    problem = find_version_problem(raw)
+    if problem is not None:
+        raise PermissionError(f"{host}:{port}: expected {problem}")
+    return msgspec.json.decode(raw, type=ServerInfo).kind
+
+
+def _check_trust(host: str, port: int, ca: Path) -> ssl.SSLContext:
+    """Raise an error if a server is not of this authority; return how to connect to it."""
     context = _make_tls_context(ca)
     try:
-        with _connect(host, port, context) as secure:
-            return "split" if secure.selected_alpn_protocol() == "h2" else "federated"
+        with _connect(host, port, context):
+            context.set_alpn_protocols(["http/1.1"])
+            return context
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in _NAME_MISMATCH:
             names = _fetch_certificate_names(host, port, context)
             reason = f"the certificate is for {names}, not for {host}: make keys with --host {host}"
+        elif error.verify_code in _WRONG_TIME:
+            now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+            reason = f"{error.verify_message} by this machine's clock, which says {now}"
         else:
             detail = error.verify_message or "it is not trusted"
             reason = f"expected a certificate of the authority in {ca}, got another ({detail})"
@@ -91,20 +120,39 @@ def detect_protocol(host: str, port: int, ca: Path | None) -> ServerKind:
         raise PermissionError(f"{host}:{port}: expected TLS, got none") from None
 
 
-def _detect_without_tls(host: str, port: int) -> ServerKind:
-    with socket.create_connection((host, port), TIMEOUT_SECONDS) as plain:
-        plain.sendall(PREFACE)
+def _ask_http(host: str, port: int, context: ssl.SSLContext | None) -> str | None:
+    if context is None:
+        connection = HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+    else:
+        connection = HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
+    with closing(connection):
         try:
-            header = plain.recv(9)
-        except ConnectionResetError:
-            header = b""
-    if header.startswith(b"HTTP/1"):
-        return "federated"
-    if len(header) == 9 and header[3] == _SETTINGS_FRAME:
-        return "split"
-    if header or _needs_tls(host, port):
-        raise PermissionError(f"{host}:{port}: expected no TLS, got a server that requires --keys")
-    raise ConnectionResetError(f"{host}:{port} closed the connection")
+            connection.request("GET", DESCRIBE_ROUTE)
+            return connection.getresponse().getheader(SERVER_HEADER)
+        except (HTTPException, OSError):
+            return None
+
+
+def _ask_grpc(host: str, port: int, ca: Path | None) -> str | None:
+    if find_spec("grpc") is None:
+        return None
+    grpc: Any = import_module("grpc")
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    if ca is None:
+        channel = grpc.insecure_channel(address, options)
+    else:
+        credentials = grpc.ssl_channel_credentials(ca.read_bytes())
+        channel = grpc.secure_channel(address, credentials, options)
+    with channel:
+        call = channel.stream_stream(DESCRIBE_CALL)(iter(()), timeout=TIMEOUT_SECONDS)
+        try:
+            for _ in call:
+                pass  # everything is in the headers
+            info: str | None = dict(call.trailing_metadata()).get(SERVER_HEADER)
+            return info
+        except grpc.RpcError:
+            return None
 
 
 def _needs_tls(host: str, port: int) -> bool:

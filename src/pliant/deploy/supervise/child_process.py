@@ -18,8 +18,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from pliant.deploy.security.probe import ServerKind
 from pliant.deploy.settings import PORTS
+from pliant.deploy.versions import ServerKind
 from pliant.extras import MissingExtra
 from pliant.storage.tail import FileTail
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pliant.deploy.device.host import Limits
 from pliant.deploy.security.certificates import check_fleet_keys, find_device_files
-from pliant.deploy.security.probe import ServerKind
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.deploy.supervise.server import ServerSupervisor
+from pliant.deploy.versions import ServerKind
 from pliant.engine.ledger import RoundRecord
 from pliant.experiment.config import Experiment, load_run_config, start_run
 from pliant.split import AnySplit

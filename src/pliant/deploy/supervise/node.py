@@ -14,8 +14,8 @@ from secrets import token_hex
 from msgspec.structs import replace
 
 from pliant.deploy.device.host import DeviceSetup, Limits
-from pliant.deploy.security.probe import ServerKind, parse_server_address
-from pliant.deploy.settings import EXIT_REFUSED
+from pliant.deploy.security.probe import parse_server_address
+from pliant.deploy.settings import EXIT_CHANGED, EXIT_REFUSED, ServerChanged
 from pliant.deploy.supervise.child_process import (
     ChildProcess,
     make_command,
@@ -24,6 +24,7 @@ from pliant.deploy.supervise.child_process import (
     require_transport,
 )
 from pliant.deploy.supervise.supervisor import Reaction, Service, Supervisor
+from pliant.deploy.versions import ServerKind
 
 log = logging.getLogger("pliant")
 
@@ -63,7 +64,11 @@ class DeviceSupervisor(Supervisor):
         self._on_close.callback(shutil.rmtree, socket_folder, ignore_errors=True)
 
     def watch(self) -> None:
-        """Keep the processes running; raise PermissionError if the server refuses the device."""
+        """Keep the processes running.
+
+        Raise PermissionError if the server refuses the device, and `ServerChanged` if it runs
+        another kind of method now.
+        """
         while True:
             self.check()
             time.sleep(POLL_SECONDS)
@@ -74,7 +79,7 @@ class DeviceSupervisor(Supervisor):
             return
         try:
             self.check()
-        except (PermissionError, ChildProcessError) as error:
+        except (PermissionError, ChildProcessError, ServerChanged) as error:
             self._has_ended = True
             log.warning("device %s ended: %s", self.number, error)
 
@@ -97,6 +102,8 @@ def _make_services(setup: DeviceSetup, modules: dict[str, str]) -> list[Service]
         def react(exit_code: int | None) -> Reaction:
             if exit_code == EXIT_REFUSED:
                 raise PermissionError(read_log_tail(log_path, 1))
+            if exit_code == EXIT_CHANGED:
+                raise ServerChanged(read_log_tail(log_path, 1))
             if exit_code == 0 and len(modules) > 1:  # the worker was idle
                 return Reaction.RETRY if wanted.exists() else Reaction.WAIT
             return Reaction.RESTART

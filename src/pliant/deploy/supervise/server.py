@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from pliant.deploy.security.certificates import check_private_file
-from pliant.deploy.security.probe import ServerKind, check_loopback
+from pliant.deploy.security.probe import check_loopback
 from pliant.deploy.settings import (
     BYTE_LIMIT_FILE,
     CONTROL_SECRET_VARIABLE,
@@ -40,6 +40,7 @@ from pliant.deploy.supervise.child_process import (
     require_transport,
 )
 from pliant.deploy.supervise.supervisor import Process, Reaction, Service, Supervisor
+from pliant.deploy.versions import ServerKind
 from pliant.engine.ledger import Record, RoundRecord
 from pliant.engine.run_store import CHECKPOINTS, EVENTS_FILE
 from pliant.storage import atomic, formats
