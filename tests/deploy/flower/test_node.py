@@ -90,15 +90,19 @@ class FakeServer:
         message.metadata.__dict__["_message_id"] = message.object_id
         self.message, self.tree = message, get_object_tree(message)
         self.objects = {k: o.deflate() for k, o in get_all_nested_objects(message).items()}
-        self.app_hash, self.pulled, self.replies = app_hash, 0, []
+        self.app_hash, self.pulled, self.replies, self.asked = app_hash, 0, [], set()
 
     def GetRun(self, request):  # as Flower's client names it
         return SimpleNamespace(run=SimpleNamespace(fab_hash=self.app_hash))
 
     def PullObject(self, request):
         content = self.objects[request.object_id]
-        self.pulled += len(content)
-        return SimpleNamespace(object_available=True, object_content=content)
+        is_available = request.object_id in self.asked  # at first, it is still on its way
+        self.asked.add(request.object_id)
+        self.pulled += len(content) if is_available else 0
+        return SimpleNamespace(
+            object_found=True, object_available=is_available, object_content=content
+        )
 
     def ConfirmMessageReceived(self, request):
         pass
@@ -106,6 +110,13 @@ class FakeServer:
     def PushMessages(self, request):
         self.replies.append(request.messages_list[0])
         return SimpleNamespace(objects_to_push=[], session_id="")
+
+
+@pytest.fixture(autouse=True)
+def _no_delay(monkeypatch):
+    from pliant.deploy.flower import node
+
+    monkeypatch.setattr(node, "FIRST_RETRY_SECONDS", 0.0)
 
 
 def handle(folder, app_hash, raw):

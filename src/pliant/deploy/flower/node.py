@@ -76,6 +76,7 @@ REFUSALS_BEFORE_WARNING = 3  # a server that has just started may not know the k
 REFUSED_MESSAGE = "expected a registered key that no other process uses; the server refused it"
 MAX_SKEW_SECONDS = 5.0  # that Flower accepts in the time of a request
 HEARTBEAT_SECONDS = 10  # Flower's shortest; a dead node counts as online for twice as long
+OBJECT_SECONDS = 120.0  # for the server to receive all of a message
 CONNECT_SECONDS = 120.0  # a dead worker must be back by then, on a busy machine too
 EXTRA_OBJECTS = 16  # of a message, besides the chunks of its array
 
@@ -273,11 +274,7 @@ class FleetNode:
             raise MessageRefused(reason)
         contents: dict[str, bytes] = {}
         for object_id in object_ids:
-            request = PullObjectRequest(node=self._node, run_id=run_id, object_id=object_id)
-            response = self.client.PullObject(request)
-            if not response.object_available:
-                raise MessageRefused("expected a complete message")
-            contents[object_id] = response.object_content
+            contents[object_id] = self._pull_object(run_id, object_id)
             if sum(map(len, contents.values())) > max_bytes + OBJECT_BYTES:
                 raise MessageRefused(reason)
         try:
@@ -287,6 +284,19 @@ class FleetNode:
         if len(body) > max_bytes:
             raise MessageRefused(reason)
         return body
+
+    def _pull_object(self, run_id: int, object_id: str) -> bytes:
+        """Return an object, which the server may still be receiving."""
+        end, delay = time.monotonic() + OBJECT_SECONDS, FIRST_RETRY_SECONDS
+        while True:
+            request = PullObjectRequest(node=self._node, run_id=run_id, object_id=object_id)
+            response = self.client.PullObject(request)
+            if response.object_available:
+                content: bytes = response.object_content
+                return content
+            if not response.object_found or time.monotonic() > end:
+                raise MessageRefused("expected a complete message")
+            time.sleep(delay)
 
     def _push(self, run_id: int, reply: Message, seconds: float) -> None:
         reply.metadata.__dict__["_message_id"] = reply.object_id
