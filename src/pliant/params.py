@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+SHARE_ROUNDING = 1e-9  # 0.3 of 10 devices is 3 despite floating point
+
 Params = dict[str, Tensor]
 
 
@@ -106,3 +108,15 @@ def group_subtrees(flat: Mapping[str, Tensor]) -> dict[str, Params]:
         key, _, rest = name.partition("/")
         groups.setdefault(key, {})[rest] = tensor
     return groups
+
+
+def compute_trimmed_mean(deltas: Tensor, covered: Tensor, share: float) -> Tensor:
+    """Trim a share at both ends and average over the first axis, the devices."""
+    count = covered.sum(dim=0)
+    # a share of one half leaves one value of an odd count and two of an even one
+    trimmed = torch.minimum((share * count + SHARE_ROUNDING).long(), (count - 1).clamp(min=0) // 2)
+    values = torch.where(covered, deltas, torch.inf).sort(dim=0).values
+    rank = torch.arange(len(deltas)).reshape(-1, *[1] * (deltas.ndim - 1))
+    is_kept = (rank >= trimmed) & (rank < count - trimmed)
+    total = torch.where(is_kept, values, 0.0).sum(dim=0)
+    return total / (count - 2 * trimmed).clamp(min=1)  # 0 where no device holds it

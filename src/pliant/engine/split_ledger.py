@@ -30,8 +30,7 @@ def build_task_records(
 def _build_record(
     round_number: int, client: int, costs: ClientCosts, available: float, joules: float
 ) -> TaskRecord:
-    refused = sum(costs.refused.values())
-    if refused and refused >= costs.uplinks:
+    if costs.is_rejected:
         outcome = f"rejected: {next(iter(costs.refused))}"
     elif not costs.steps:
         is_relay = costs.relayed and not costs.has_left  # it only passed its part on

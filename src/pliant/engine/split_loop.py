@@ -22,12 +22,13 @@ from pliant.engine.run_inputs import check_inputs, describe_inputs
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.selection import select_devices
 from pliant.engine.split_virtual import VirtualEnvironment
-from pliant.params import Params, digest, flatten
+from pliant.params import Params, clone, digest, flatten
 from pliant.split.base import ChargedEnvironment
 from pliant.split.exchange import SplitRound
 from pliant.split.session import ClientFactory, Session, SplitSetup
 from pliant.workers.pool import use_one_thread
 
+REJECTED = "rejected"  # begins the outcome of a client that was rejected
 FIXED_ROUNDS = "split learning keeps no optimiser state after its last round"
 
 
@@ -137,10 +138,14 @@ def run_split(
             selected = select_clients(session, settings, number, now)
             environment = make_environment(number, now, selected)
             max_abs, rounds = settings.guard.largest, settings.rounds
+            start = clone(session.server.state_dict()), dict(session.method_state)
             method.train(
                 SplitRound(session, environment, number, rounds, max_abs=max_abs, clients=selected)
             )
             records = environment.build_records(number)
+            if records and all(record.outcome.startswith(REJECTED) for record in records):
+                session.server.load_state_dict(start[0])  # it was trained on their messages only
+                session.method_state = start[1]
             now += environment.seconds_elapsed()
             total = sum_tasks(number, now, records)
             is_last = number + 1 == settings.rounds

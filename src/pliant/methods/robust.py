@@ -15,12 +15,10 @@ from torch import Tensor
 from pliant.methods.aggregation import CoverFn, Updates, WeightFn, average_deltas, make_zeros
 from pliant.methods.base import Update
 from pliant.nn.elastic import Elastic
-from pliant.params import Params
+from pliant.params import SHARE_ROUNDING, Params, compute_trimmed_mean
 from pliant.value import Count, Value
 
 Minority = Annotated[float, Meta(ge=0.0, lt=0.5)]
-
-_ROUNDING = 1e-9  # 0.3 of 10 devices is 3 despite floating point
 
 
 class Mean(Value, frozen=True, tag="mean"):
@@ -70,7 +68,7 @@ class Krum(Value, frozen=True, tag="krum"):
         if any(update.subnet is not None for update in updates):
             raise ValueError("Krum: expected updates of the full network, got packed ones")
         ordered, count = _sort_by_device(updates), len(updates)
-        malicious = max(0, min(int(self.share * count + _ROUNDING), (count - 3) // 2))
+        malicious = max(0, min(int(self.share * count + SHARE_ROUNDING), (count - 3) // 2))
         neighbours = max(1, count - malicious - 2)
         distances = _compute_distances(ordered).sort(dim=1).values
         # each update is nearest to itself, so skip the first
@@ -113,7 +111,7 @@ def _merge_coordinates(
         return make_zeros(params)
     unpacked = [_unpack_with_cover(net, params, update) for update in _sort_by_device(updates)]
     return {
-        name: _compute_trimmed_mean(
+        name: compute_trimmed_mean(
             torch.stack([delta[name].to(torch.float64) for delta, _ in unpacked]),
             torch.stack([cover[name] > 0 for _, cover in unpacked]),
             share,
@@ -127,18 +125,6 @@ def _unpack_with_cover(net: Elastic, params: Params, update: Update) -> tuple[Pa
     if update.subnet is not None:
         return net.embed(params, update.delta, update.subnet)
     return update.delta, {name: torch.ones_like(tensor) for name, tensor in params.items()}
-
-
-def _compute_trimmed_mean(deltas: Tensor, covered: Tensor, share: float) -> Tensor:
-    """Trim and average over the first axis, the devices."""
-    count = covered.sum(dim=0)
-    # a share of one half leaves one value of an odd count and two of an even one
-    trimmed = torch.minimum((share * count + _ROUNDING).long(), (count - 1).clamp(min=0) // 2)
-    values = torch.where(covered, deltas, torch.inf).sort(dim=0).values
-    rank = torch.arange(len(deltas)).reshape(-1, *[1] * (deltas.ndim - 1))
-    is_kept = (rank >= trimmed) & (rank < count - trimmed)
-    total = torch.where(is_kept, values, 0.0).sum(dim=0)
-    return total / (count - 2 * trimmed).clamp(min=1)  # 0 where no device holds it
 
 
 def _compute_distances(updates: Sequence[Update]) -> Tensor:

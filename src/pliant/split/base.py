@@ -51,6 +51,13 @@ class ClientCosts:
     losses: list[float] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     has_left: bool = False
+    has_bad_part: bool = False
+
+    @property
+    def is_rejected(self) -> bool:
+        """Return whether the client's part or all its messages were rejected."""
+        refused = self.refused.total()
+        return self.has_bad_part or (refused > 0 and refused >= self.uplinks)
 
     def add_pass(self, macs: float, samples: int) -> None:
         """Add a forward pass on some samples, or a backward pass on none."""

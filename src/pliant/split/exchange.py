@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pliant.params import Params, is_finite, normalise_weights, weighted_sum
+from pliant.params import Params, compute_trimmed_mean, is_finite, normalise_weights, weighted_sum
 from pliant.split.base import ChargedEnvironment, SplitEnvironment
 from pliant.split.client import DRY_MESSAGE, BatchRequest, sample_subnet
 from pliant.split.payload import Message, get_label_dtype
@@ -149,19 +149,28 @@ class SplitRound:
         for part in self.session.clients.values():
             part.reset_optimiser()
 
-    def average_parts(self) -> list[int]:
-        """Give all clients the mean of the available clients' parts; return whose parts entered."""
+    def average_parts(self, trim: float = 0.0) -> list[int]:
+        """Give all clients the mean of the available clients' parts; return whose parts entered.
+
+        A client of which every message was rejected takes no part. `trim` is that of
+        `average_params`.
+        """
         clients, available = self.session.clients, self.environment.available_clients
         parts = {client: clients[client].params for client in available()}
         # a client may leave while its part is fetched
-        parts = {client: parts[client] for client in parts if client in available()}
+        costs = self._charged.costs
+        parts = {
+            client: parts[client]
+            for client in parts
+            if client in available() and not costs[client].is_rejected
+        }
         for client in [client for client in parts if not is_finite(parts[client])]:
             reason = f"client {client}: expected a part of finite numbers"
             self._charged.costs[client].refused[reason] += 1
             del parts[client]
         if parts:
             self._charge_transfer(list(parts), list(parts))
-            mean = average_params(self.session, parts)
+            mean = average_params(self.session, parts, trim)
             for part in clients.values():
                 part.load_params(mean)
         return list(parts)
@@ -176,8 +185,14 @@ class SplitRound:
         self._charged.transfer(senders, receivers, size)
 
 
-def average_params(session: Session, params: Mapping[int, Params]) -> Params:
-    """Average the parameters of clients, weighted by their numbers of samples."""
+def average_params(session: Session, params: Mapping[int, Params], trim: float = 0.0) -> Params:
+    """Average the parameters of clients, weighted by their numbers of samples.
+
+    With `trim`, average each coordinate without weights, after leaving out this share at both ends;
+    one half gives the median.
+    """
+    if trim:
+        return _trim_params(list(params.values()), trim)
     sizes = [float(len(session.data.shares[client])) for client in params]
     mean = weighted_sum(zip(normalise_weights(sizes), params.values(), strict=True))
     first = next(iter(params.values()))
@@ -185,3 +200,12 @@ def average_params(session: Session, params: Mapping[int, Params]) -> Params:
         name: (mean[name] if tensor.is_floating_point() else mean[name].round()).to(tensor.dtype)
         for name, tensor in first.items()
     }
+
+
+def _trim_params(params: list[Params], trim: float) -> Params:
+    merged = {}
+    for name, tensor in params[0].items():
+        values = torch.stack([part[name].to(torch.float64) for part in params])
+        mean = compute_trimmed_mean(values, torch.ones_like(values, dtype=torch.bool), trim)
+        merged[name] = (mean if tensor.is_floating_point() else mean.round()).to(tensor.dtype)
+    return merged

@@ -5,7 +5,9 @@ copy of the server's part per client and averages these too. Version 2 has a sin
 clients train one mini-batch at a time in random order.
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
 
 from pliant.rng import rng_stream
 from pliant.split.base import SplitTraining
@@ -31,6 +33,7 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
     local: SplitTraining = SplitTraining()
     version: Literal[1, 2] = 1
     payload: Payload = Payload()
+    trim: Annotated[float, Meta(ge=0.0, le=0.5)] = 0.0  # share left out at both ends; 0.5: median
 
     def set_up(self, session: Session) -> SharedServer:
         session.make_clients(lambda _: session.template)
@@ -58,10 +61,10 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
             for batch in batches:
                 if batch is not None:
                     split_round.finish_batch(batch, servers[batch.client])
-        accepted = split_round.average_parts()
+        accepted = split_round.average_parts(self.trim)
         if accepted:
             trained = {client: servers[client].params for client in accepted}
             params = trained[accepted[0]]  # the common ones in version 2
             if self.version == 1:
-                params = average_params(session, trained)
+                params = average_params(session, trained, self.trim)
             session.server = session.make_server(params)

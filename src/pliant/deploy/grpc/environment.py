@@ -93,8 +93,7 @@ class WallClockEnvironment:
         available_macs = {}
         for client in sorted(self._participants):
             costs, remote = self.costs[client], self.clients[client]
-            costs.refused.update(remote.problems)
-            remote.problems.clear()
+            remote.report_problems(costs)
             costs.busy = min(sum(remote.channel.batch_seconds), length)
             costs.waited = costs.idle = length - costs.busy  # transfers are not measured
             costs.has_left = not self._is_available(client)

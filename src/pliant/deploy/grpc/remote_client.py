@@ -8,25 +8,38 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from pliant.deploy.grpc import frames
 from pliant.deploy.grpc.channel import DeviceChannel
-from pliant.methods.validation import check_tensors, check_values, make_specs, select_variances
-from pliant.params import Params, clone, select_subtree
+from pliant.methods.validation import (
+    ValidationPolicy,
+    check_tensors,
+    check_values,
+    make_specs,
+    select_variances,
+)
+from pliant.params import Params, clone, flatten, select_subtree
+from pliant.split.base import ClientCosts
 from pliant.split.client import BatchRequest, LocalClient
 from pliant.split.payload import Message
 
 log = logging.getLogger("pliant")
 
+MAX_GROWTH = 100.0  # of the largest number of a tensor in one round, or of 1 if it is smaller
+
 
 class RemoteClient:
     """A split client behind a device channel."""
 
-    def __init__(self, channel: DeviceChannel, server_copy: LocalClient, max_abs: float) -> None:
+    def __init__(
+        self, channel: DeviceChannel, server_copy: LocalClient, policy: ValidationPolicy
+    ) -> None:
         self.channel = channel
         self.server_copy = server_copy
-        self._max_abs = max_abs  # of the numbers in a part
+        self._policy = policy
+        self._start = clone(server_copy.params)  # of the round
         self._has_stale_state = False  # the device has trained since
         self._has_stale_params = False
         self._has_sent_params = True  # the device has the newest parameters
@@ -39,6 +52,7 @@ class RemoteClient:
         epoch = self.channel.join_round()
         if epoch is None:
             return False
+        self._start = clone(self.server_copy.params)
         if epoch != self._channel_epoch:
             if self.channel.send_request("restore", self.server_copy.state_dict()) is None:
                 return False
@@ -47,6 +61,12 @@ class RemoteClient:
             self._has_stale_state = self._has_stale_params = False
             self._has_sent_params = True
         return self.channel.is_in_round
+
+    def report_problems(self, costs: ClientCosts) -> None:
+        """Move the problems with the device's part to its costs."""
+        costs.refused.update(self.problems)
+        costs.has_bad_part |= bool(self.problems)
+        self.problems.clear()
 
     @property
     def params(self) -> Params:
@@ -116,7 +136,13 @@ class RemoteClient:
         params = tensors if kind == "params" else select_subtree(tensors, "params")
         if kind == "params":
             expected = select_subtree(expected, "params")
-        problem = next(iter_part_problems(tensors, expected, params, self._max_abs), None)
+        problem = next(iter_part_problems(tensors, expected, params, self._policy.largest), None)
+        problem = problem or next(iter_change_problems(params, self._start, self._policy), None)
+        if problem is None and (clipped := clip_change(params, self._start, self._policy)):
+            tensors = dict(tensors) | (
+                clipped if kind == "params" else flatten({"params": clipped})
+            )
+            self._has_sent_params = False  # the device gets the shorter change
         if problem is not None:
             self.problems.append(f"client {self.channel.device}: expected {problem}")
             self.channel.leave_round()
@@ -136,3 +162,43 @@ def iter_part_problems(
     for name, tensor in select_variances(params).items():
         if tensor.numel() and tensor.min() < 0:
             yield f"no variance below 0 at {name!r}, got {float(tensor.min()):.3g}"
+
+
+def iter_change_problems(params: Params, start: Params, policy: ValidationPolicy) -> Iterator[str]:
+    """Yield why a part cannot be the start of its round after honest training."""
+    for name, tensor in params.items():
+        limit = MAX_GROWTH * max(1.0, measure_max(start[name]))
+        if measure_max(tensor) > limit:
+            yield f"part {name!r} of numbers up to {limit:g}, got {measure_max(tensor):.6g}"
+    length = measure_change(params, start)
+    if policy.norm is not None and length > policy.norm and not policy.clip:
+        yield f"a part that changes by at most {policy.norm:g}, got {length:.6g}"
+
+
+def clip_change(params: Params, start: Params, policy: ValidationPolicy) -> Params | None:
+    """Return a part whose change is shortened to the policy's norm, if it is longer."""
+    if policy.norm is None or (length := measure_change(params, start)) <= policy.norm:
+        return None
+    factor = policy.norm / length
+    return {
+        name: start[name] + factor * (tensor - start[name])
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in params.items()
+    }
+
+
+def measure_change(params: Params, start: Params) -> float:
+    """Return the Euclidean norm of a part's change, without integer counters."""
+    squares = [
+        float((tensor.to(torch.float64) - start[name].to(torch.float64)).square().sum())
+        for name, tensor in params.items()
+        if tensor.is_floating_point()
+    ]
+    return math.sqrt(sum(squares))
+
+
+def measure_max(tensor: Tensor) -> float:
+    if not tensor.numel() or not tensor.is_floating_point():
+        return 0.0
+    return float(tensor.abs().max())

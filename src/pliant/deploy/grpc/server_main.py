@@ -60,9 +60,9 @@ class SplitServerRun:
         self._has_started = False
 
     def _make_client(self, server_copy: LocalClient) -> RemoteClient:
-        number, max_abs = server_copy.number, self._experiment.settings.guard.largest
+        number, policy = server_copy.number, self._experiment.settings.guard
         self.channels[number] = DeviceChannel(number, self._settings.allowance)
-        self.clients[number] = RemoteClient(self.channels[number], server_copy, max_abs)
+        self.clients[number] = RemoteClient(self.channels[number], server_copy, policy)
         return self.clients[number]
 
     def run_rounds(self, folder: Path) -> Iterator[RoundRecord]:
@@ -86,8 +86,7 @@ class SplitServerRun:
 
             def has_left(client: int) -> bool:
                 remote = self.clients[client]
-                while remote.problems:
-                    environment.costs[client].refused[remote.problems.pop()] += 1
+                remote.report_problems(environment.costs[client])
                 return not remote.channel.is_in_round
 
             environment = VirtualEnvironment(
