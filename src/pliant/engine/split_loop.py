@@ -77,6 +77,7 @@ def simulate_split(
     settings = settings or RunSettings(rules=RoundRules(late="wait"))
     check_split_rules(settings, fleet, len(data))
     _check_no_quorum(settings)
+    check_simulated_deadline(settings.rules)
     session = Session(
         method, net, data, fleet, settings.seed, is_dry=is_dry, make_client=make_client
     )
@@ -108,6 +109,15 @@ def _check_no_quorum(settings: RunSettings) -> None:
         raise ValueError(
             "Expected rules.quorum = 0: a simulated split round trains with whoever is available, "
             f"got {settings.rules.quorum}"
+        )
+
+
+def check_simulated_deadline(rules: RoundRules) -> None:
+    """Refuse a deadline, which only rounds on real devices have."""
+    if rules.late != "wait":
+        raise ValueError(
+            'Expected rules.late = "wait" for a split method, whose simulated rounds have no '
+            f"deadline, got {rules.late!r}"
         )
 
 
@@ -175,9 +185,9 @@ def check_split_rules(settings: RunSettings, fleet: Fleet, clients: int) -> None
             "Expected no `memory` in the fleet's classes: split methods do not model it, "
             f"got {limited[0].memory:g} bytes for {limited[0].name!r}"
         )
-    if rules.late != "wait":
+    if rules.late == "discard":
         raise ValueError(
-            'Expected rules.late = "wait" for a split method, whose rounds have no deadline, '
+            'Expected rules.late = "wait" for a split method, or "partial" on real devices, '
             f"got {rules.late!r}"
         )
     if not isinstance(settings.select, str):

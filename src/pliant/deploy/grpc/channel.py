@@ -37,6 +37,7 @@ class DeviceChannel:
         self.is_run_over = False
         self.resumed_streams = 0  # streams that resumed an epoch
         self.is_in_round = False
+        self.deadline: float | None = None  # after which no reply is waited for in this round
         self.batch_seconds: list[float] = []  # of the round's mini-batches, in all epochs
         self._start_epoch()
 
@@ -105,7 +106,9 @@ class DeviceChannel:
         """Wait for a condition; drop the device if it stays silent for too long."""
         start = self._clock()
         while self.is_in_round and not predicate():
-            remaining = max(start, self._last_reply_time) + self.timeout - self._clock()
+            end = max(start, self._last_reply_time) + self.timeout
+            end = end if self.deadline is None else min(end, self.deadline)
+            remaining = end - self._clock()
             if remaining <= 0:
                 self.leave_round()
                 return

@@ -31,6 +31,7 @@ class WallClockEnvironment:
     seed: int
     selected: Sequence[int]
     clock: Callable[[], float] = time.monotonic
+    deadline: float | None = None  # seconds after which no mini-batch starts; None: wait for all
 
     def __post_init__(self) -> None:
         self.costs = [ClientCosts() for _ in self.clients]
@@ -39,6 +40,10 @@ class WallClockEnvironment:
         self._open_batches: dict[int, tuple[float, int]] = {}  # MACs and samples, not charged yet
         self._best_speeds: dict[int, float] = {}
         self._start = self.clock()
+        self._stopped: set[int] = set()  # by the deadline
+        for remote in self.clients.values():
+            channel, seconds = remote.channel, self.deadline
+            channel.deadline = None if seconds is None else self._start + seconds + channel.timeout
 
     def available_clients(self) -> list[int]:
         available = [client for client in self.selected if self._is_available(client)]
@@ -57,6 +62,9 @@ class WallClockEnvironment:
 
     def compute(self, client: int, macs: float, samples: int) -> bool:
         if not self._is_available(client):
+            return False
+        if samples and self.deadline is not None and self.seconds_elapsed() > self.deadline:
+            self._stopped.add(client)
             return False
         self._charge_batch(client)
         if samples:
@@ -89,6 +97,8 @@ class WallClockEnvironment:
         for client in self.available_clients():
             if self.clients[client].channel.wait_for_all_replies():
                 self._charge_batch(client)
+        for remote in self.clients.values():
+            remote.channel.deadline = None  # parts are saved after the round
         length = max(self.seconds_elapsed(), 1e-9)
         available_macs = {}
         for client in sorted(self._participants):
@@ -96,7 +106,7 @@ class WallClockEnvironment:
             remote.report_problems(costs)
             costs.busy = min(sum(remote.channel.batch_seconds), length)
             costs.waited = costs.idle = length - costs.busy  # transfers are not measured
-            costs.has_left = not self._is_available(client)
+            costs.has_left = client in self._stopped or not self._is_available(client)
             available_macs[client] = costs.macs * length / costs.busy if costs.busy else costs.macs
         device_costs = self.fleet.get_costs(np.arange(len(self.costs)), seed=self.seed)
         return build_task_records(round_number, self.costs, available_macs, device_costs)

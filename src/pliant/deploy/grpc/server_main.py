@@ -20,7 +20,7 @@ from pliant.deploy.grpc.server import GrpcServer
 from pliant.deploy.server.rounds import POLL_SECONDS, NotEnoughDevices
 from pliant.deploy.settings import SETTINGS_FILE, ServerSettings, run_process
 from pliant.engine.ledger import RoundRecord
-from pliant.engine.split_loop import RoundEnvironment, run_split
+from pliant.engine.split_loop import RoundEnvironment, check_simulated_deadline, run_split
 from pliant.engine.split_virtual import VirtualEnvironment
 from pliant.experiment.build import build_session
 from pliant.experiment.config import Experiment, load_run_config
@@ -46,6 +46,8 @@ class SplitServerRun:
         self, experiment: Experiment, settings: ServerSettings, *, address: str, keys: Path | None
     ) -> None:
         self._experiment, self._settings = experiment, settings
+        if settings.pace == "simulated":
+            check_simulated_deadline(experiment.rules)
         self.channels: dict[int, DeviceChannel] = {}
         self.clients: dict[int, RemoteClient] = {}
         self._session = session = build_session(experiment, make_client=self._make_client)
@@ -100,7 +102,12 @@ class SplitServerRun:
                 has_left=has_left,
             )
             return environment
-        return WallClockEnvironment(fleet, round_macs, self.clients, settings.seed, selected)
+        rules, deadline = settings.rules, None
+        if rules.late != "wait":
+            deadline = fleet.round_seconds * (1 + rules.grace)
+        return WallClockEnvironment(
+            fleet, round_macs, self.clients, settings.seed, selected, deadline=deadline
+        )
 
     def _wait_for_devices(self) -> None:
         """Wait for all devices at first; for a quorum in later rounds, or after `patience`."""
