@@ -39,13 +39,17 @@ class WithoutDevice1(WrappedMethod):
         return super().merge(net, state, [u for u in updates if u.device != 1])
 
 
-def check_records(records, experiment):
-    """Check that each bad reply is rejected and the network is the one without device 1."""
+def check_records(records, experiment, unread=()):
+    """Check that each bad reply is rejected and the network is the one without device 1.
+
+    SuperLink does not read replies that are too large, so that they are late.
+    """
     assert verify_records(records) == len(BAD_REPLIES)
     bad = [r for r in records if isinstance(r, TaskRecord) and r.device == 1]
     honest = [r for r in records if isinstance(r, TaskRecord) and r.device != 1]
     for kind, task in zip(BAD_REPLIES, bad, strict=True):
-        assert task.outcome.startswith("rejected: device 1: expected "), kind
+        expected = "late" if kind in unread else "rejected: device 1: expected "
+        assert task.outcome.startswith(expected), kind
         assert task.useful == 0.0, kind
     assert {task.outcome for task in honest} == {"finished"}
     last = [r for r in records if isinstance(r, RoundRecord)][-1]
@@ -77,7 +81,7 @@ def test_a_bad_device_in_a_federation_with_tls_and_keys_changes_nothing(tmp_path
     monkeypatch.chdir(ROOT)
     keys = tmp_path / "keys"
     make_keys(keys, devices=3)
-    experiment = make_experiment(rounds=len(BAD_REPLIES), fleet={"round_seconds": 120.0})
+    experiment = make_experiment(rounds=len(BAD_REPLIES), fleet={"round_seconds": 60.0})
     federation = Federation(
         experiment, tmp_path / "run", settings=PATIENT, port=find_free_port(), keys=keys
     )
@@ -94,4 +98,5 @@ def test_a_bad_device_in_a_federation_with_tls_and_keys_changes_nothing(tmp_path
     with run_supervisor(federation):
         for _ in federation.watch():
             pass
-    check_records(list(read_records(tmp_path / "run")), experiment)
+    records = list(read_records(tmp_path / "run"))
+    check_records(records, experiment, unread=("twenty megabytes",))
