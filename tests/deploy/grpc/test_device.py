@@ -1,8 +1,13 @@
-"""The owner's limits on a split device: a share of a core, and half of it when hot."""
+"""A split device: its owner's limits, a share of a core, half of it when hot, and a full disk."""
+
+import errno
+import threading
 
 import pytest
+from tests.deploy.grpc_in_process import make_client, make_devices
 
 from pliant.deploy.device.host import HostStatus, Limits
+from pliant.deploy.grpc import client as client_module
 from pliant.deploy.grpc import device as device_module
 from pliant.deploy.grpc.device import SplitDevice
 from pliant.deploy.grpc.frames import SplitRequest
@@ -42,3 +47,24 @@ def test_a_hot_machine_gets_half_the_share(share, rests, tmp_path, monkeypatch):
         device.handle_request(SplitRequest(2 * round_number + 2, "learn"), {})
         assert sum(sleeps) == rests[round_number]
         sleeps.clear()
+
+
+def test_a_full_disk_does_not_end_a_device(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(client_module, "DECLINED_RETRY_SECONDS", 0.0)
+    [device] = make_devices([0], tmp_path).values()
+    grpc_client, attempts = make_client(device, 1), []
+
+    def run_stream():
+        attempts.append(1)
+        if len(attempts) == 3:
+            grpc_client.stop()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(grpc_client, "_run_stream", run_stream)
+    grpc_client.run()
+    assert len(attempts) == 3
+    assert "device 0 waits for disk space" in caplog.text
+    monkeypatch.setattr(grpc_client, "_stop", threading.Event())
+    monkeypatch.setattr(grpc_client, "_run_stream", lambda: (_ for _ in ()).throw(OSError("else")))
+    with pytest.raises(OSError, match="else"):
+        grpc_client.run()

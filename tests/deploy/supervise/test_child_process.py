@@ -17,6 +17,7 @@ from tests.waiting import wait_until
 from pliant.cli.server import show_rounds
 from pliant.deploy.security import probe
 from pliant.deploy.security.certificates import make_keys
+from pliant.deploy.settings import ServerChanged
 from pliant.deploy.supervise import node
 from pliant.deploy.supervise.child_process import ChildProcess, check_port, run_supervisor
 from pliant.deploy.supervise.federation import Federation
@@ -79,6 +80,33 @@ def test_a_second_ctrl_c_does_not_disturb_closing_a_device(tmp_path, monkeypatch
     ]
     assert main(["device", *options]) == 130
     assert len(InterruptedSupervisor.closed) == 1
+
+
+def test_a_device_follows_a_server_that_changes_its_kind(tmp_path, monkeypatch):
+    from pliant.cli import main
+
+    kinds = []
+
+    class ChangingSupervisor(InterruptedSupervisor):
+        def __init__(self, kind, *_, **options):
+            super().__init__()
+            kinds.append(kind)
+
+        def watch(self):
+            if len(kinds) == 1:
+                raise ServerChanged("localhost:22110 now serves a split run")
+            super().watch()
+
+        def close(self):
+            self.closed.append(self)
+
+    answers = iter(["federated", "split"])
+    monkeypatch.setattr(node, "DeviceSupervisor", ChangingSupervisor)
+    monkeypatch.setattr(probe, "wait_for_server", lambda *address: next(answers))
+    options = ["--server", "localhost:22110", "--number", "0", "--insecure"]
+    assert main(["device", *options, "--state", str(tmp_path)]) == 130
+    assert kinds == ["federated", "split"]
+    assert len(InterruptedSupervisor.closed) == 2
 
 
 def test_a_supervisor_that_ends_or_fails_to_start_is_closed_undisturbed():
