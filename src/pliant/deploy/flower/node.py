@@ -93,7 +93,7 @@ class LimitedTransport(httpx.HTTPTransport):
         response = super().handle_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
             response.close()
-            raise httpx.ReadError("expected a response without compression")
+            raise httpx.DecodingError("expected a response without compression")
         stream: Any = response.stream
         response.stream = _LimitedStream(stream)
         return response
@@ -108,7 +108,7 @@ class _LimitedStream(httpx.SyncByteStream):
         for chunk in self._stream:
             size += len(chunk)
             if size > OBJECT_BYTES:
-                raise httpx.ReadError(f"expected a response of at most {OBJECT_BYTES} bytes")
+                raise httpx.DecodingError(f"expected a response of at most {OBJECT_BYTES} bytes")
             yield chunk
 
     def close(self) -> None:
@@ -241,7 +241,7 @@ class FleetNode:
             confirmation = ConfirmMessageReceivedRequest(
                 node=self._node, run_id=run_id, message_object_id=tree.object_id
             )
-            self.client.ConfirmMessageReceived(confirmation)
+            self._call(self.client.ConfirmMessageReceived, confirmation)
             seconds = message.metadata.ttl
             raw = self._call_worker(ARRIVAL_HEADER.pack(arrived_at) + body, seconds)
             reply = Message(make_content(raw, self._setup.device), reply_to=message)
@@ -290,7 +290,7 @@ class FleetNode:
         end, delay = time.monotonic() + OBJECT_SECONDS, FIRST_RETRY_SECONDS
         while True:
             request = PullObjectRequest(node=self._node, run_id=run_id, object_id=object_id)
-            response = self.client.PullObject(request)
+            response = self._call(self.client.PullObject, request)
             if response.object_available:
                 content: bytes = response.object_content
                 return content
@@ -303,24 +303,40 @@ class FleetNode:
         with no_object_id_recompute():
             tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
             header = remove_content_from_message(reply) if reply.has_content() else reply
-            response = self.client.PushMessages(
-                PushMessagesRequest(
-                    node=self._node,
-                    messages_list=[message_to_proto(header)],
-                    message_object_trees=[tree],
-                    clientapp_runtime_list=[seconds],
-                )
+            request = PushMessagesRequest(
+                node=self._node,
+                messages_list=[message_to_proto(header)],
+                message_object_trees=[tree],
+                clientapp_runtime_list=[seconds],
             )
+            response = self._call(self.client.PushMessages, request)
             for object_id in response.objects_to_push:
-                self.client.PushObject(
-                    PushObjectRequest(
-                        node=self._node,
-                        run_id=run_id,
-                        object_id=object_id,
-                        object_content=objects[object_id].deflate(),
-                        session_id=response.session_id,
-                    )
+                request = PushObjectRequest(
+                    node=self._node,
+                    run_id=run_id,
+                    object_id=object_id,
+                    object_content=objects[object_id].deflate(),
+                    session_id=response.session_id,
                 )
+                self._call(self.client.PushObject, request)
+
+    def _call(self, call: Callable[[Any], Any], request: Any) -> Any:
+        """Call the server, again if it is busy or the connection broke: messages come only once."""
+        end, delay = time.monotonic() + OBJECT_SECONDS, FIRST_RETRY_SECONDS
+        while True:
+            try:
+                return call(request)
+            except httpx.HTTPStatusError as error:
+                status = error.response.status_code
+                if (status != httpx.codes.TOO_MANY_REQUESTS and status < 500) or (
+                    time.monotonic() > end
+                ):
+                    raise
+            except httpx.TransportError:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(delay)
+            delay = min(2 * delay, MAX_RETRY_SECONDS)
 
 
 def call_worker(socket: str, request: bytes, seconds: float) -> bytes:
