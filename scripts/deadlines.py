@@ -21,7 +21,7 @@ from pliant.devices import Fleet
 from pliant.engine.round_loop import Run
 from pliant.engine.round_rules import TaskOutcome
 from pliant.engine.run_store import RunState
-from pliant.engine.simulate import schedule_round
+from pliant.engine.simulated_devices import schedule_round
 from pliant.engine.timetable import Timetable
 from pliant.engine.worker_context import build_context
 from pliant.methods.base import TaskKey

@@ -23,7 +23,8 @@ from pliant.engine.ledger import RoundRecord
 from pliant.engine.round_loop import Run, RunSettings
 from pliant.engine.round_tasks import make_tasks
 from pliant.engine.run_store import RunState
-from pliant.engine.simulate import schedule_round, simulate
+from pliant.engine.simulate import simulate
+from pliant.engine.simulated_devices import schedule_round
 from pliant.engine.timetable import build_timetable
 from pliant.engine.worker_context import build_context
 from pliant.methods import Distreal, FedAvg, FedDropout, LocalTraining

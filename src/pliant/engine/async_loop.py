@@ -20,7 +20,7 @@ from pliant.engine.round_rules import TaskOutcome
 from pliant.engine.round_training import list_used_steps, make_job, make_manifest
 from pliant.engine.run_store import TaskInFlight
 from pliant.engine.selection import select_devices
-from pliant.engine.simulate import complete_record, draft_task_records, schedule_round
+from pliant.engine.simulated_devices import complete_record, draft_task_records, schedule_round
 from pliant.methods.base import TaskKey, Update
 from pliant.methods.validation import accept_valid
 from pliant.params import Params

@@ -1,0 +1,199 @@
+"""Simulated devices: the transport of rounds in virtual time, and the schedule of their tasks."""
+
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pliant.compression import Uncompressed
+from pliant.devices import FULL_NETWORK, FixedChoice, RowChoice, compute_joules
+from pliant.devices.budget import BoolArray
+from pliant.devices.vector_rng import FloatArray, IntArray
+from pliant.engine.ledger import TaskRecord
+from pliant.engine.local_work import Job
+from pliant.engine.round_loop import RoundResult, Run
+from pliant.engine.round_rules import RoundRules, TaskOutcome
+from pliant.engine.round_tasks import RoundTasks
+from pliant.engine.round_training import TrainedRound, make_jobs, train_round
+from pliant.engine.selection import select_devices
+from pliant.engine.timetable import Timetable, build_timetable, compute_start_status
+from pliant.methods.base import TaskKey, TaskKeys, Update
+from pliant.methods.error_feedback import count_update_bytes
+from pliant.params import nbytes
+from pliant.workers.pool import Pool
+
+_LABELS = [outcome.label for outcome in TaskOutcome]
+
+
+class SimulatedDevices:
+    """The transport of a simulation: a timetable first, then training what it lets count."""
+
+    def __init__(self, pool: Pool[Job, Update]) -> None:
+        self._pool = pool
+
+    def select(self, run: Run) -> list[int]:
+        settings = run.settings
+        devices: list[int] = select_devices(
+            run.fleet.size,
+            settings.rules.selection_size(run.target_updates),
+            settings.select,
+            seed=settings.seed,
+            round=run.state.next_round,
+            speeds=partial(run.fleet.speeds_at, time=run.state.seconds, seed=settings.seed),
+            history=run.state.history,
+        ).tolist()
+        return devices
+
+    def dispatch(self, run: Run, devices: list[int]) -> None:
+        self._timetable = schedule_round(run, np.array(devices, np.int64))
+
+    def collect(self, run: Run) -> RoundResult:
+        trained = train_round(run, self._pool, make_jobs(run, self._timetable))
+        if len(trained.updates) < run.settings.rules.quorum_size(run.target_updates):
+            # rejected updates do not count, so the round is void
+            trained = TrainedRound([], trained.rejections, {}, {})
+        by_device = {update.device: update for update in trained.updates}
+        tasks = [
+            complete_record(
+                draft, by_device.get(draft.device), trained.rejections.get(draft.device)
+            )
+            for draft in draft_task_records(run, self._timetable)
+        ]
+        return RoundResult(
+            trained.updates,
+            tasks,
+            run.state.seconds + self._timetable.closed_at,
+            trained.device_states,
+            residuals=trained.residuals,
+            server_state=trained.server_state,
+        )
+
+
+def schedule_round(
+    run: Run,
+    devices: IntArray,
+    *,
+    number: int | None = None,
+    start: float | None = None,
+    rules: RoundRules | None = None,
+) -> Timetable:
+    """Return the timetable of the next round, or of tasks sent at another time by other rules."""
+    context, settings = run.context, run.settings
+    number = run.state.next_round if number is None else number
+    start = run.state.seconds if start is None else start
+    sizes = context.compute_batch_sizes(devices)
+    full_macs = sizes * context.full_macs
+    server_state = run.state.server_state
+    keys = TaskKeys(settings.seed, number, devices)
+    param_bytes = np.full(len(devices), float(nbytes(server_state.params)))
+    down = nbytes(context.broadcast(server_state))
+    up = context.extra_upload_bytes
+    is_plain = isinstance(settings.compression, Uncompressed)
+    update_bytes = count_update_bytes(context.net, server_state.params, settings.compression)
+    returned_bytes = np.full(len(devices), float(update_bytes))
+    fits = context.find_fitting_rows(run.fleet.get_costs(devices, seed=settings.seed), devices)
+    passes = context.open_passes
+    tasks = RoundTasks(devices, full_macs, param_bytes + down, returned_bytes + up, fits, passes)
+    policy = context.limit_budget(run.last_row)
+
+    def make_packed_tasks(rows: IntArray) -> RoundTasks:
+        sent = context.count_sent_bytes(server_state.params, rows, keys)
+        returned = sent if is_plain else _count_update_bytes(run, rows, keys)
+        return RoundTasks(devices, full_macs, sent + down, returned + up, fits)
+
+    if policy.is_per_round and policy is not FULL_NETWORK:  # a subnet may be sent: fewer bytes
+        tasks_of = make_packed_tasks if context.sends_subnets else None
+        status = compute_start_status(
+            run.fleet, tasks, seed=settings.seed, start=start, tasks_of=tasks_of
+        )
+        choice = policy.choose(status)
+        tasks = make_packed_tasks(choice.row)
+        policy = FixedChoice(status, choice)
+    # then every step costs what it is planned to
+    is_full = policy is FULL_NETWORK and context.trains_full_network
+    order = np.argsort(devices)
+
+    def compute_step_cost(active_devices: IntArray, step: int, choice: RowChoice) -> FloatArray:
+        active_keys = TaskKeys(keys.seed, keys.round, active_devices)
+        index = order[np.searchsorted(devices, active_devices, sorter=order)]
+        return context.count_batch_macs(choice.row, sizes[index, step], active_keys, step)
+
+    return build_timetable(
+        run.fleet,
+        policy,
+        tasks,
+        rules or settings.rules,
+        seed=settings.seed,
+        round=number,
+        start=start,
+        target_updates=run.target_updates,
+        step_cost=None if is_full else compute_step_cost,
+    )
+
+
+def _count_update_bytes(run: Run, rows: IntArray, keys: TaskKeys) -> FloatArray:
+    """Return the bytes of each device's encoded delta: of the network or of a packed subnet."""
+    context, params = run.context, run.state.server_state.params
+    counts = []
+    for device, row in zip(keys.devices.tolist(), rows.tolist(), strict=True):
+        subnet = context.subnet_to_send(row, TaskKey(keys.seed, keys.round, device))
+        counts.append(count_update_bytes(context.net, params, run.settings.compression, subnet))
+    return np.array(counts, np.float64)
+
+
+def draft_task_records(run: Run, timetable: Timetable) -> list[TaskRecord]:
+    """Return what each task costs and how it ends if its update turns out valid."""
+    costs = run.fleet.get_costs(timetable.devices, seed=run.settings.seed)
+    traffic = timetable.down + timetable.up
+    joules = compute_joules(costs, timetable.spent, traffic, timetable.idle)
+    # a device whose update does not count stops when the round closes
+    limit = np.where(timetable.used_steps > 0, np.inf, timetable.closed_at)[:, None]
+    is_started = timetable.start < limit
+    is_ended = np.isfinite(timetable.end) & (timetable.end <= limit)
+    columns = {
+        "device": timetable.devices,
+        "steps": timetable.used_steps,
+        "macs": timetable.spent,
+        "useful": timetable.useful,
+        "available": timetable.available,
+        "down": timetable.down.astype(np.int64),
+        "up": timetable.up.astype(np.int64),
+        "seconds": timetable.busy,
+        "joules": joules,
+        "short": (timetable.is_short & is_started).sum(axis=1),
+    }
+    # reading arrays one number at a time would be slow
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    number, labels = run.state.next_round, [_LABELS[x] for x in timetable.outcomes.tolist()]
+    steps: list[dict[str, Any]] = [{}] * len(labels)
+    if run.settings.step_records:
+        steps = _list_steps(timetable, is_started, is_ended)
+    return [
+        TaskRecord(
+            round=number, outcome=label, samples=0, **dict(zip(columns, row, strict=True)), **step
+        )
+        for label, row, step in zip(labels, rows, steps, strict=True)
+    ]
+
+
+def _list_steps(
+    timetable: Timetable, is_started: BoolArray, is_ended: BoolArray
+) -> list[dict[str, Any]]:
+    """Return the times and rows of each task's mini-batches."""
+    started, ended = is_started.sum(axis=1).tolist(), is_ended.sum(axis=1).tolist()
+    columns = timetable.start.tolist(), timetable.end.tolist(), timetable.row.tolist()
+    return [
+        {"starts": tuple(start[:n]), "ends": tuple(end[:m]), "rows": tuple(row[:n])}
+        for start, end, row, n, m in zip(*columns, started, ended, strict=True)
+    ]
+
+
+def complete_record(record: TaskRecord, update: Update | None, reason: str | None) -> TaskRecord:
+    """Return a task's record with its merged update, or the reason why it has none."""
+    if update is not None:
+        return msgspec.structs.replace(record, samples=update.samples, loss=update.loss)
+    if not record.steps:
+        return record
+    outcome = f"rejected: {reason}" if reason else TaskOutcome.VOID.name.lower()
+    return msgspec.structs.replace(record, outcome=outcome, steps=0, useful=0.0)
