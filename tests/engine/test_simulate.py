@@ -18,13 +18,14 @@ from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import load_trained_params, read_records
 from pliant.engine.simulate import simulate
-from pliant.methods import Distreal, FedAvg
+from pliant.methods import Distreal, FedAvg, LocalTraining, LrSchedule
 from pliant.nn.optimisers import Sgd
 from pliant.params import digest, get_params
 from pliant.workers.pool import ProcessWorkers
 
 DISTREAL = Distreal(local=LOCAL)
 replace = msgspec.structs.replace
+PLAIN = replace(SETTINGS, rules=RoundRules())  # all updates in time
 
 
 @pytest.fixture(scope="module")
@@ -359,3 +360,26 @@ def test_mini_batches_need_not_be_recorded(tmp_path):
     ]
     assert records == expected
     assert any(task.steps and not task.starts for task in records if isinstance(task, TaskRecord))
+
+
+def test_a_run_ends_with_the_round_that_passes_its_seconds():
+    fleet = Fleet(size=4, round_seconds=0.1)  # ten of them are 0.9999999999999999 s
+    records = run(fleet=fleet, settings=replace(PLAIN, seconds=1.0, rounds=3))
+    assert len(records) == 10
+    assert [record.digest is not None for record in records] == [False] * 9 + [True]
+
+
+def test_networks_are_evaluated_when_seconds_have_passed():
+    fleet, evaluation = Fleet(size=4, round_seconds=0.4), Evaluation(every_seconds=1.0)
+    records = run(fleet=fleet, settings=replace(PLAIN, rounds=6, evaluation=evaluation))
+    # the rounds close at 0.4, 0.8, 1.2, 1.6, 2.0 and 2.4; the last one is always evaluated
+    assert [record.round for record in records if record.score] == [2, 4, 5]
+
+
+def test_schedules_follow_the_seconds_of_a_run():
+    schedule = LrSchedule(kind="steps", at=(0.5,), factor=0.1)
+    method = FedAvg(LocalTraining(batch=8, schedule=schedule))
+    settings = replace(PLAIN, seconds=2.0)
+    halves = run(method, fleet=Fleet(size=12, round_seconds=0.5), settings=settings)
+    rounds = run(method, fleet=Fleet(size=12), settings=replace(settings, seconds=None, rounds=4))
+    assert halves[-1].digest == rounds[-1].digest

@@ -9,12 +9,13 @@ from tests.split.small_split import ADASPLIT, LOCAL, make_data, make_network, ma
 
 from pliant.data import CropFlip
 from pliant.devices import ConstantTrace, DeviceClass, Fleet, SteppedTrace
+from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import read_records
 from pliant.engine.selection import Fastest, select_devices
-from pliant.engine.split_loop import simulate_split
+from pliant.engine.split_loop import check_split_rules, simulate_split
 from pliant.engine.split_virtual import VirtualEnvironment
 from pliant.split import AdaSplit, SplitFed, VanillaSplit
 
@@ -262,3 +263,11 @@ def test_torch_has_one_thread_while_training_and_as_many_as_before_afterwards():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    "change", [{"seconds": 5.0}, {"evaluation": Evaluation(every_seconds=1.0)}]
+)
+def test_split_runs_count_rounds_not_seconds(change):
+    with pytest.raises(ValueError, match="which counts rounds"):
+        check_split_rules(msgspec.structs.replace(make_settings(), **change), Fleet(size=2), 2)

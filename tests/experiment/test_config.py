@@ -62,6 +62,7 @@ def test_a_file_becomes_an_experiment(spec):
 def test_the_settings_have_every_field_of_the_same_name():
     changed = {
         "rounds": 7,
+        "seconds": 9.0,
         "per_round": 3,
         "seed": 5,
         "select": "available",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def show_bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
+def show_bar(label: str, total: float, done: int = 0) -> Iterator[Callable[[float], None]]:
     """Show a progress bar, and yield a function that sets the count.
 
     Printed lines appear above the bar. It is shown only if both outputs are a terminal, so that a

@@ -56,7 +56,7 @@ def run(
             )  # fmt: skip
             if tensorboard:
                 rounds = write_tensorboard(folder, rounds)
-            done = _show_rounds(rounds, experiment.rounds, is_json=json)
+            last = _show_rounds(rounds, experiment, is_json=json)
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; {advice}\n")
         return 130
@@ -64,7 +64,7 @@ def run(
         if error.errno not in DISK_FULL_ERRNOS:
             raise
         raise OSError(f"{error}; free some space and {advice}") from error
-    if stop.is_set() and (done is None or done < experiment.rounds):
+    if stop.is_set() and (last is None or last.digest is None):
         sys.stderr.write(f"stopped; {advice}\n")
         return 130
     return 0
@@ -90,27 +90,28 @@ def _load_run(
     return resume, experiment
 
 
-def _show_rounds(records: "Iterable[RoundRecord]", rounds: int, *, is_json: bool) -> int | None:
-    """Print the rounds of a run, and return the number of the last one, if there is any."""
+def _show_rounds(
+    records: "Iterable[RoundRecord]", experiment: "Experiment", *, is_json: bool
+) -> "RoundRecord | None":
+    """Print the rounds of a run, and return the last one, if there is any."""
     from pliant.cli.progress import print_json, print_line, show_bar
 
-    done = None
-    with show_bar("rounds", rounds) as show_count:
+    last, seconds = None, experiment.seconds
+    label, total = ("rounds", experiment.rounds) if seconds is None else ("seconds", seconds)
+    with show_bar(label, total) as show_count:
         for record in records:
-            if is_json:
-                print_json(record)
-            else:
-                print_line(_format_round(record, rounds))
-            done = record.round + 1
-            show_count(done)
-    return done
+            last, done = record, record.round + 1
+            number = f"{done:>3}/{total}" if seconds is None else f"{done:>3}"
+            print_json(record) if is_json else print_line(_format_round(record, number))
+            show_count(done if seconds is None else record.seconds)
+    return last
 
 
-def _format_round(record: "RoundRecord", rounds: int) -> str:
+def _format_round(record: "RoundRecord", number: str) -> str:
     from pliant.cli.progress import format_scores
 
     return (
-        f"round {record.round + 1:>3}/{rounds}  {record.seconds:8.2f} s  "
+        f"round {number}  {record.seconds:8.2f} s  "
         f"{record.merged:>2}/{record.tasks} devices  used {record.utilisation:4.0%}"
         f"{format_scores(record)}"
     )

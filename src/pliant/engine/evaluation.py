@@ -11,7 +11,7 @@ from pliant.nn.compiler.fast_lrn import FastLrnMode
 from pliant.nn.evaluation import EvaluationTotals, evaluate_batches, make_slices
 from pliant.nn.norm_statistics import NormStatistics, ReestimatedStats, prepare_norm_statistics
 from pliant.params import Params
-from pliant.value import Count, Value
+from pliant.value import Count, Positive, Value
 
 
 class Evaluation(Value, frozen=True):
@@ -23,8 +23,16 @@ class Evaluation(Value, frozen=True):
     """
 
     every: Count = 1  # rounds; the last one is always evaluated
+    every_seconds: Positive | None = None  # virtual, instead: after the round that passes each
     statistics: NormStatistics = ReestimatedStats()
     batch: Count = 500
+
+    def is_due(self, round: int, start: float, end: float) -> bool:
+        """Return whether to evaluate after a round that lasted from `start` to `end`."""
+        if self.every_seconds is None:
+            return (round + 1) % self.every == 0
+        before, after = (math.floor(time / self.every_seconds + 1e-9) for time in (start, end))
+        return after > before
 
 
 class Score(Value, frozen=True):

@@ -28,9 +28,10 @@ from pliant.methods.validation import ValidationPolicy
 from pliant.methods.verbs import DependsOnFleet
 from pliant.nn.growth import silence_filters
 from pliant.params import Params, digest
-from pliant.value import Count, Value
+from pliant.value import Count, Positive, Value
 
 MAX_EMPTY_ROUNDS = 3  # in a row, before a warning
+TIME_TOLERANCE = 1e-9  # relative, as the lengths of rounds are added up
 
 log = logging.getLogger("pliant")
 
@@ -44,6 +45,7 @@ class RunSettings(Value, frozen=True):
     """
 
     rounds: Count = 100
+    seconds: Positive | None = None  # virtual, at which a simulation ends instead of by its rounds
     per_round: Count = 10  # devices; a smaller fleet takes part as a whole
     seed: int = 0
     select: Selection = "uniform"
@@ -65,6 +67,7 @@ class Run:
     state: RunState
     repeats_empty_rounds: bool = False
     repeated_rounds: int = 0
+    now: float | None = None  # seconds; None: at the start of the next round
 
     def __post_init__(self) -> None:
         method = self.context.method
@@ -86,17 +89,28 @@ class Run:
     def lr(self) -> float:
         """Return the learning rate of the next round."""
         local, number = self.context.method.local, self.state.next_round - self.repeated_rounds
+        if self.settings.seconds is not None:
+            return local.schedule.lr_at(local.optimiser.lr, self.progress, 1)
         return local.schedule.lr_at(local.optimiser.lr, number, self.settings.rounds)
 
     @property
     def progress(self) -> float:
         """Return how much of the run is done: 0 before the first round, 1 after the last."""
+        if self.settings.seconds is not None:
+            now = self.state.seconds if self.now is None else self.now
+            return min(1.0, now / self.settings.seconds)
         return (self.state.next_round - self.repeated_rounds) / self.settings.rounds
 
     @property
     def last_row(self) -> int | None:
         """Return the last row that devices may choose in the next round; None: any."""
         return self.context.limit_row(self.state.server_state, self.progress)
+
+    def ends_with(self, number: int, seconds: float) -> bool:
+        """Return whether a round that closes at this time is the last one."""
+        if self.settings.seconds is None:
+            return number + 1 >= self.num_rounds
+        return seconds >= (1 - TIME_TOLERANCE) * self.settings.seconds
 
     @property
     def shared_params(self) -> Params:
@@ -140,7 +154,7 @@ def run_rounds(
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[RoundRecord]:
     """Run rounds until the last one and yield their records."""
-    is_over, empty_rounds = run.state.next_round >= run.num_rounds, 0
+    is_over, empty_rounds = run.ends_with(run.state.next_round - 1, run.state.seconds), 0
     while not is_over:
         transport.dispatch(run, transport.select(run))
         result = transport.collect(run)
@@ -167,7 +181,8 @@ def _warn_of_empty_rounds(record: RoundRecord, tasks: list[TaskRecord]) -> None:
 
 def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     """Merge the updates of a round, move the run to the next round, and evaluate the network."""
-    number, old_params = run.state.next_round, run.state.server_state.params
+    number, start = run.state.next_round, run.state.seconds
+    old_params = run.state.server_state.params
     context = run.context
     last_row = run.last_row
     side = None if last_row is None else context.scale_inputs(last_row).side
@@ -191,8 +206,8 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     record = sum_tasks(number, result.closed_at, result.tasks)
     record = msgspec.structs.replace(record, dispatched_at=result.dispatched_at, side=side)
     run.repeated_rounds += run.repeats_empty_rounds and not result.updates
-    is_last = number + 1 == run.num_rounds
-    if is_last or (number + 1) % run.settings.evaluation.every == 0:
+    is_last = run.ends_with(number, result.closed_at)
+    if is_last or run.settings.evaluation.is_due(number, start, result.closed_at):
         record = _add_scores(run, record, old_params, result.updates)
     if is_last:
         record = msgspec.structs.replace(record, digest=digest(server_state.params))

@@ -190,6 +190,11 @@ def check_split_rules(settings: RunSettings, fleet: Fleet, clients: int) -> None
             'Expected rules.late = "wait" for a split method, or "partial" on real devices, '
             f"got {rules.late!r}"
         )
+    if settings.seconds is not None or settings.evaluation.every_seconds is not None:
+        raise ValueError(
+            "Expected neither `seconds` nor `evaluation.every_seconds` for a split method, which "
+            "counts rounds"
+        )
     if not isinstance(settings.select, str):
         kind = type(settings.select).__name__
         raise ValueError(

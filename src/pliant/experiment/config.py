@@ -79,6 +79,7 @@ class Experiment(Value, frozen=True):
     network: NetworkConfig = NetworkConfig()
     data: DataConfig = DataConfig()
     rounds: Count = 100
+    seconds: Positive | None = None
     per_round: Count = 10
     seed: int = 0
     select: Selection = "uniform"

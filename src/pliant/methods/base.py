@@ -35,8 +35,8 @@ class LrSchedule(Value, frozen=True):
     at: tuple[Fraction, ...] = (0.6, 0.8)  # when to step, as shares of all rounds
     factor: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.1  # per step, or at the end of the cosine
 
-    def lr_at(self, lr: float, round: int, rounds: int) -> float:
-        """Return the learning rate of a round."""
+    def lr_at(self, lr: float, round: float, rounds: int) -> float:
+        """Return the learning rate of a round, or after a part of one."""
         done = round / max(1, rounds)
         if self.kind == "steps":
             return lr * self.factor ** sum(done >= share for share in self.at)
