@@ -102,12 +102,14 @@ def close_round(
     target_updates: int,
     round_seconds: float,
     deadline: float,
+    closes_at: float = math.inf,
 ) -> RoundClosure:
     """Decide the outcome of each task and the end of the round, event by event.
 
     `arrival` is when a complete update would arrive (infinity: never); `steps_done` counts the
     mini-batches that a device has done by the deadline. If fewer devices than `target_updates` were
     selected, the target is reached when all of them have answered; the quorum stays the same.
+    At `closes_at` the server closes the round, if it is still open.
     """
     has_left = dropout_times < np.minimum(arrival, deadline)
     is_partial = (rules.late == "partial") & (steps_done > 0) & np.isinf(arrival)
@@ -118,7 +120,7 @@ def close_round(
             *_make_events(EventKind.DEPARTURE, dropout_times, has_left),
             *_make_events(EventKind.ARRIVAL, arrival, in_time),
             Event(round_seconds, EventKind.ROUND_END),
-            Event(deadline, EventKind.DEADLINE),
+            Event(min(deadline, closes_at), EventKind.DEADLINE),
         ]
     )
     merged, dropped = _wait_for_updates(rules, queue, len(arrival), target_updates)

@@ -6,7 +6,7 @@ Devices step through their mini-batches in parallel; changes of speed within a s
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from pliant.engine.round_rules import (
     sample_dropout_times,
 )
 from pliant.engine.round_tasks import RoundTasks
+from pliant.engine.step_log import StepLog, compute_interrupted_macs, open_log, sum_first
 
 TasksOfFn = Callable[[IntArray], RoundTasks]  # one row per device -> tasks
 StepCostFn = Callable[[IntArray, int, RowChoice], FloatArray]  # (devices, step, choice) -> MACs
@@ -81,12 +82,13 @@ def build_timetable(
     start: float = 0.0,
     target_updates: int | None = None,
     step_cost: StepCostFn | None = None,
+    closes_at: float = np.inf,
 ) -> Timetable:
     """Return the timetable of one round that starts at virtual time `start`.
 
     `step_cost` gives the actual cost of a step where it differs from the plan (it is not called
     with `cost = "expected"`); `target_updates` is how many updates the server needs, if it has
-    selected more devices.
+    selected more devices; `closes_at` closes the round at a time of its own, if nothing else has.
 
     >>> import numpy as np
     >>> from pliant.devices import ConstantTrace, CostRows, Fleet, PerBatch
@@ -110,6 +112,7 @@ def build_timetable(
         round=round,
         start=start,
         target_updates=target,
+        closes_at=closes_at,
     )
     if fitting is None:
         return table
@@ -128,6 +131,7 @@ def _build_fitting_timetable(
     round: int,
     start: float,
     target_updates: int,
+    closes_at: float,
 ) -> Timetable:
     length = fleet.round_seconds
     dropout_times = sample_dropout_times(
@@ -154,6 +158,7 @@ def _build_fitting_timetable(
         target_updates=target_updates,
         round_seconds=length,
         deadline=deadline,
+        closes_at=closes_at,
     )
     return _assemble_timetable(rules, tasks, speeds, links, log, cutoff, dropout_times, closure)
 
@@ -163,7 +168,7 @@ def _assemble_timetable(
     tasks: RoundTasks,
     speeds: PiecewiseConstant,
     links: LinkTimes,
-    log: "_StepLog",
+    log: StepLog,
     cutoff: FloatArray,
     dropout_times: FloatArray,
     closure: RoundClosure,
@@ -177,8 +182,8 @@ def _assemble_timetable(
     busy = stop_times - links.download_end
     steps_done = (log.end <= stop_times[:, None]).sum(axis=1)
     used_steps = np.where(is_used, steps_done, 0)
-    interrupted = _compute_interrupted_macs(rules, speeds, log, steps_done, stop_times)
-    spent = _sum_first(log.macs, steps_done) + interrupted
+    interrupted = compute_interrupted_macs(rules, speeds, log, steps_done, stop_times)
+    spent = sum_first(log.macs, steps_done) + interrupted
     # rounding may end a step after the close
     available = speeds.work(np.maximum(np.where(busy > 0, stop_times, 0.0), closed_at))
     if rules.changes == "batch":  # while it worked, a device could do what it did
@@ -192,7 +197,7 @@ def _assemble_timetable(
         closure.arrival,
         busy=busy,
         spent=spent,
-        useful=_sum_first(log.macs, used_steps),
+        useful=sum_first(log.macs, used_steps),
         available=available,
         down=links.count_received_bytes(np.minimum(dropout_times, closed_at)),
         up=np.where(closure.arrival <= closed_at, tasks.up_bytes, 0.0),
@@ -252,21 +257,6 @@ def compute_start_status(
     return status._replace(link_seconds_of=compute_link_seconds)
 
 
-class _StepLog(NamedTuple):
-    start: FloatArray  # (device, step)
-    end: FloatArray
-    row: IntArray
-    planned: FloatArray
-    macs: FloatArray
-    is_short: NDArray[np.bool_]
-    num_steps: IntArray  # (device,): of its task, fewer if it stopped by itself
-
-    @property
-    def finish_times(self) -> FloatArray:
-        finish: FloatArray = self.end[np.arange(len(self.num_steps)), self.num_steps - 1]
-        return finish
-
-
 def _compute_speeds(
     fleet: Fleet, tasks: RoundTasks, seed: int, start: float, seconds: float
 ) -> PiecewiseConstant:
@@ -318,9 +308,9 @@ def _run_steps(
     step_cost: StepCostFn | None,
     rules: RoundRules,
     round_seconds: float,
-) -> _StepLog:
+) -> StepLog:
     """Run every device step by step until it is done or its cutoff has passed."""
-    shape, log = tasks.full_macs.shape, _open_log(tasks)
+    shape, log = tasks.full_macs.shape, open_log(tasks)
     may_stop = tasks.open_passes > 0 and rules.late == "discard"
     if rules.cost == "expected":
         step_cost = None
@@ -361,41 +351,3 @@ def _run_steps(
             log.is_short[active, step] = choice.is_short
         now = end
     return log
-
-
-def _open_log(tasks: RoundTasks) -> _StepLog:
-    """Return the log of tasks that have not begun."""
-    shape = tasks.full_macs.shape
-    return _StepLog(
-        np.full(shape, np.inf),
-        np.full(shape, np.inf),
-        np.full(shape, -1),
-        np.zeros(shape),
-        np.zeros(shape),
-        np.zeros(shape, np.bool_),
-        np.count_nonzero(tasks.full_macs, axis=1),
-    )
-
-
-def _sum_first(values: FloatArray, counts: IntArray) -> FloatArray:
-    """Return the sum of the first `counts` entries of each row."""
-    first: FloatArray = np.where(np.arange(values.shape[1]) < counts[:, None], values, 0.0)
-    return np.asarray(first.sum(axis=1))
-
-
-def _compute_interrupted_macs(
-    rules: RoundRules,
-    speeds: PiecewiseConstant,
-    log: _StepLog,
-    steps_done: IntArray,
-    stop_times: FloatArray,
-) -> FloatArray:
-    """Return the MACs spent on the step in which each device stopped."""
-    everyone, step = np.arange(len(steps_done)), np.minimum(steps_done, log.start.shape[1] - 1)
-    step_start = np.minimum(log.start[everyone, step], stop_times)
-    is_interrupted = (steps_done < log.start.shape[1]) & (step_start < stop_times)
-    if rules.changes == "batch":
-        macs = speeds.held_work(step_start, stop_times)
-    else:
-        macs = speeds.work(stop_times) - speeds.work(step_start)
-    return np.where(is_interrupted, macs, 0.0)
