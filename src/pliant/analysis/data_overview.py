@@ -31,6 +31,7 @@ def load_data_overview(run: RunFolder) -> DataOverview | None:
     from pliant.engine.worker_context import build_context
     from pliant.experiment.build import build_experiment
     from pliant.experiment.config import load_run_config
+    from pliant.methods.verbs import get_inner_method
     from pliant.split import AnySplit
 
     try:
@@ -41,7 +42,8 @@ def load_data_overview(run: RunFolder) -> DataOverview | None:
     counts = class_counts(data.shares, data.train.labels.numpy(), data.train.classes)
     rows = None
     if not isinstance(experiment.method, AnySplit):  # split devices always train their full part
-        method, options = experiment.federated_method, experiment.network.elastic_options
+        method = get_inner_method(experiment.federated_method)
+        options = experiment.network.elastic_options
         policy = build_context(net, data, method, options, check=False).budget_policy
         rows = getattr(policy, "rows", None)
     return DataOverview(counts, data.summary(), None if rows is None else tuple(rows.shares))

@@ -20,26 +20,33 @@ from pliant.engine.round_rules import TaskOutcome
 from pliant.engine.round_training import list_used_steps, make_job, make_manifest
 from pliant.engine.run_store import TaskInFlight
 from pliant.engine.selection import select_devices
-from pliant.engine.simulated_devices import complete_record, draft_task_records, schedule_round
+from pliant.engine.simulated_devices import (
+    Dispatch,
+    complete_record,
+    draft_task_records,
+    schedule_round,
+)
+from pliant.engine.timetable import Timetable
 from pliant.methods.base import TaskKey, Update
 from pliant.methods.validation import accept_valid
+from pliant.methods.verbs import RunsAsynchronously, WrapsMethod
 from pliant.params import Params
 from pliant.workers.pool import Pool
 
+MAX_IDLE_ROUNDS = 8192  # lengths of a round without any update, before the server gives up
+
 
 class AsyncDevices:
-    """The transport of an asynchronous simulation: merge whenever `buffer` updates have arrived.
+    """The transport of an asynchronous simulation: merge whenever the buffer is full.
 
     A device at work, or whose update waits in the buffer, gets no other task. Updates that arrive
     at one instant are all in before idle devices get tasks.
     """
 
-    def __init__(self, pool: Pool[Job, Update], *, concurrency: int, buffer: int) -> None:
-        if not 1 <= buffer <= concurrency:
-            raise ValueError(f"Expected a buffer of 1 to {concurrency} updates, got {buffer}")
-        self._pool, self._concurrency, self._buffer = pool, concurrency, buffer
+    def __init__(self, pool: Pool[Job, Update], method: RunsAsynchronously) -> None:
+        self._pool, self._method = pool, method
         self._queue: EventQueue | None = None
-        self._dispatch_at: float | None = None  # planned
+        self._dispatch_number = 0  # of the last one planned, which replaces earlier ones
         self._tasks: dict[int, TaskInFlight] = {}  # by device
         self._jobs: dict[int, tuple[Job, int]] = {}  # with their numbers in the pool, by device
         self._base_params: dict[int, Params] = {}  # by version
@@ -51,52 +58,80 @@ class AsyncDevices:
 
     def dispatch(self, run: Run, devices: list[int]) -> None:
         """Let idle devices get tasks once all updates of this instant are in."""
+        run.now = None
         if self._queue is None:
             self._resume(run)
         self._plan_dispatch(run.state.seconds)
 
     def collect(self, run: Run) -> RoundResult:
-        """Let time pass until the buffer is full."""
+        """Let time pass until the buffer is full, or the run ends."""
         assert self._queue is not None
-        updates: list[Update] = []
-        records: list[TaskRecord] = []
-        while len(updates) < self._buffer:
-            event = self._queue.pop()
-            if event.kind is EventKind.DISPATCH:
-                self._dispatch_at = None
-                self._send_tasks(run, {update.device for update in updates})
-                continue
-            update, record = self._end_task(run, event.device)
-            updates += [update] if update is not None else []
-            records.append(record)
-            self._plan_dispatch(self._queue.now)
-        if run.state.next_round + 1 == run.num_rounds:
-            records += self._abandon_tasks()
+        updates, records = self._fill_buffer(run, self._queue)
+        if len(updates) < self._method.buffer:  # the run ends, and nothing is merged
+            updates, records = [], [_make_surplus(record) for record in records]
+        if run.ends_with(run.state.next_round, self._queue.now):
+            records += self._abandon_tasks(run)
         run.state = replace(
             run.state,
             in_flight=tuple(self._tasks[device] for device in sorted(self._tasks)),
             base_params=dict(self._base_params),
         )
+        updates = sorted(updates, key=lambda update: update.device)
         return RoundResult(
-            sorted(updates, key=lambda update: update.device),
-            sorted(records, key=lambda record: record.device),
+            updates,
+            sorted(records, key=lambda record: (record.device, record.sent_at)),
             self._queue.now,
             {u.device: u.device_state for u in updates if u.device_state is not None},
             residuals={u.device: u.residual for u in updates if u.residual},
+            server_state=self._merge(run, updates),
         )
+
+    def _fill_buffer(self, run: Run, queue: EventQueue) -> tuple[list[Update], list[TaskRecord]]:
+        """Let time pass; return the updates in the buffer, and the tasks that have ended."""
+        updates: list[Update] = []
+        records: list[TaskRecord] = []
+        last_update = run.state.seconds
+        while len(updates) < self._method.buffer:
+            event = queue.pop()
+            if event.kind is EventKind.DEADLINE:
+                break
+            if event.kind is EventKind.DISPATCH:
+                if event.number == self._dispatch_number:
+                    self._send_tasks(run, {update.device for update in updates})
+            else:
+                update, record = self._end_task(run, event.device)
+                updates += [update] if update is not None else []
+                last_update = queue.now if update is not None else last_update
+                records.append(record)
+                self._plan_dispatch(queue.now)
+            if queue.now - last_update > MAX_IDLE_ROUNDS * run.fleet.round_seconds:
+                raise ValueError(
+                    f"Expected an update within {queue.now - last_update:g} s, got none since "
+                    f"{last_update:g} s: no device is available, or all work is lost"
+                )
+        return updates, records
+
+    def _merge(self, run: Run, updates: list[Update]) -> object:
+        method, context = self._method, run.context
+        if not updates:
+            return run.state.server_state
+        if isinstance(method, WrapsMethod):
+            updates = [method.discount(context.net, update) for update in updates]
+        return context.merge(run.state.server_state, updates)
 
     def _push(self, event: Event) -> None:
         assert self._queue is not None
         self._queue.push(event)
 
     def _plan_dispatch(self, time: float) -> None:
-        if self._dispatch_at != time:
-            self._dispatch_at = time
-            self._push(Event(time, EventKind.DISPATCH))
+        self._dispatch_number += 1
+        self._push(Event(time, EventKind.DISPATCH, number=self._dispatch_number))
 
     def _resume(self, run: Run) -> None:
         """Give the pool the tasks that were in flight when the run was saved."""
         self._queue = EventQueue(now=run.state.seconds)
+        if run.settings.seconds is not None:
+            self._push(Event(run.settings.seconds, EventKind.DEADLINE))
         self._base_params = dict(run.state.base_params)
         for task in run.state.in_flight:
             self._start_task(run, task)
@@ -105,7 +140,9 @@ class AsyncDevices:
         """Send idle devices tasks until as many as allowed are in flight."""
         assert self._queue is not None
         settings, state, now = run.settings, run.state, self._queue.now
-        missing = self._concurrency - len(self._tasks) - len(waiting)
+        missing = (self._method.concurrency or run.target_updates) - len(self._tasks)
+        busy = {*self._tasks, *waiting}
+        missing = min(missing, run.fleet.size - len(busy))
         if missing <= 0:
             return
         devices = select_devices(
@@ -116,15 +153,41 @@ class AsyncDevices:
             round=state.dispatches,
             speeds=partial(run.fleet.speeds_at, time=now, seed=settings.seed),
             history=state.history,
-            busy={*self._tasks, *waiting},
+            busy=busy,
         )
+        run.now = now
         if len(devices):
             self._base_params.setdefault(state.next_round, run.shared_params)
         for device in devices.tolist():  # alone, since its costs end with its own task
-            self._start_task(run, _schedule_task(run, device, now))
+            self._start_task(run, self._schedule_task(run, device, now))
         run.state = replace(state, dispatches=state.dispatches + 1)
-        if not self._tasks:  # nobody is available now
+        if len(devices) < missing:  # not all are available now
             self._plan_dispatch(now + run.fleet.round_seconds)
+
+    def _schedule_task(self, run: Run, device: int, now: float) -> TaskInFlight:
+        """Return a device's task from now on."""
+        key = TaskKey(run.settings.seed, run.state.dispatches, device)
+        timetable = self._schedule(run, key, now, run.last_row)
+        [record] = draft_task_records(run, timetable)
+        return TaskInFlight(
+            key,
+            *list_used_steps(timetable, 0),
+            run.lr,
+            run.state.next_round,
+            now,
+            run.last_row,
+            now + timetable.closed_at,
+            msgspec.structs.replace(record, sent_at=now),
+        )
+
+    def _schedule(
+        self, run: Run, key: TaskKey, start: float, last_row: int | None, closes_at: float = np.inf
+    ) -> Timetable:
+        """Return the timetable of one task: that of a round of its own, without a quorum."""
+        changes = {"late": "wait"} if self._method.work == "pass" else {"close_early": True}
+        rules = msgspec.structs.replace(run.settings.rules, quorum=0.0, **changes)
+        dispatch = Dispatch(key.round, start, rules, last_row, closes_at)
+        return schedule_round(run, np.array([key.device]), dispatch)
 
     def _start_task(self, run: Run, task: TaskInFlight) -> None:
         """Queue the end of a task, and its training if the server gets an update."""
@@ -141,25 +204,33 @@ class AsyncDevices:
     def _end_task(self, run: Run, device: int) -> tuple[Update | None, TaskRecord]:
         """Return the update of a task that ends, if it is valid, and the task's record."""
         task = self._tasks.pop(device)
-        record = msgspec.structs.replace(task.record, round=run.state.next_round)
+        version, sent = run.state.next_round, self._base_params[task.base]
+        staleness = version - task.base
+        record = msgspec.structs.replace(task.record, round=version, staleness=staleness)
         update, reason = None, None
         if task.rows:
             job, number = self._jobs.pop(device)
             _, reply = self._pool.collect([number])
-            manifest = make_manifest(run, self._base_params[task.base], job)
+            manifest = make_manifest(run, sent, job)
             update, reason = accept_valid(reply, manifest, run.settings.guard)
         self._forget_versions()
         if update is not None:
-            update = replace(update, staleness=run.state.next_round - task.base)
+            base = {name: sent[name] for name in run.state.server_state.params}
+            update = replace(update, staleness=staleness, base=base)
         return update, complete_record(record, update, reason)
 
-    def _abandon_tasks(self) -> list[TaskRecord]:
-        """End the tasks in flight with the run; their records hold the costs of the whole task."""
-        outcome = TaskOutcome.SURPLUS.name.lower()
-        records = [
-            msgspec.structs.replace(task.record, outcome=outcome, steps=0, useful=0.0)
-            for task in self._tasks.values()
-        ]
+    def _abandon_tasks(self, run: Run) -> list[TaskRecord]:
+        """End the tasks in flight with the run, and return what they have cost so far."""
+        assert self._queue is not None
+        records, version = [], run.state.next_round
+        for task in self._tasks.values():
+            start, closes_at = task.sent_at, self._queue.now - task.sent_at
+            [record] = draft_task_records(
+                run, self._schedule(run, task.key, start, task.last_row, closes_at)
+            )
+            staleness = version - task.base
+            record = msgspec.structs.replace(record, sent_at=start, staleness=staleness)
+            records.append(_make_surplus(record))
         self._pool.cancel()
         self._tasks, self._jobs = {}, {}
         self._forget_versions()
@@ -173,17 +244,11 @@ class AsyncDevices:
                 self._pool.release(self._pool_versions.pop(version))
 
 
-def _schedule_task(run: Run, device: int, now: float) -> TaskInFlight:
-    """Return a device's task from now on, which nobody interrupts."""
-    number = run.state.dispatches
-    rules = msgspec.structs.replace(run.settings.rules, late="wait", quorum=0.0)
-    timetable = schedule_round(run, np.array([device]), number=number, start=now, rules=rules)
-    [record] = draft_task_records(run, timetable)
-    return TaskInFlight(
-        TaskKey(run.settings.seed, number, device),
-        *list_used_steps(timetable, 0),
-        run.lr,
-        run.state.next_round,
-        now + timetable.closed_at,
-        record,
+def _make_surplus(record: TaskRecord) -> TaskRecord:
+    """Return the record of a task whose update the run no longer needs."""
+    if record.outcome.startswith(("dropped", "late", "rejected")):
+        return record
+    outcome = TaskOutcome.SURPLUS.name.lower()
+    return msgspec.structs.replace(
+        record, outcome=outcome, samples=0, steps=0, useful=0.0, loss=None
     )

@@ -7,10 +7,12 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from pliant.data import FederatedData
+from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation
+from pliant.engine.round_loop import RunSettings
 from pliant.engine.worker_context import build_context, list_batch_sizes, make_example_input
 from pliant.methods.base import LocalTraining
-from pliant.methods.verbs import Method, ScalesInputs
+from pliant.methods.verbs import Method, RunsAsynchronously, ScalesInputs, get_inner_method
 from pliant.nn.elastic import ElasticOptions
 from pliant.nn.norm_statistics import ReestimatedStats, check_proxy_size, find_norms
 
@@ -23,6 +25,7 @@ def check_trainable(
     options: ElasticOptions,
 ) -> None:
     """Raise if the method cannot train the network, or if it cannot be evaluated."""
+    method = get_inner_method(method)
     if not any(isinstance(module, _ConvNd) for module in net.modules()):
         # may have no sites; quick without convolutions
         build_context(net, data, method, options, check=False)
@@ -31,6 +34,34 @@ def check_trainable(
     _check_lone_samples(net, data, method.local)
     if isinstance(evaluation.statistics, ReestimatedStats) and find_norms(net):
         check_proxy_size(len(data.proxy))
+
+
+def check_asynchronous(method: Method, settings: RunSettings, fleet: Fleet) -> None:
+    """Raise if an asynchronous method cannot run with these settings on this fleet."""
+    if not isinstance(method, RunsAsynchronously):
+        return
+    if method.concurrency is not None and not 1 <= method.concurrency <= fleet.size:
+        raise ValueError(
+            f"Expected a concurrency of 1 to {fleet.size} tasks, one per device of the fleet, "
+            f"got {method.concurrency}"
+        )
+    tasks = method.concurrency or min(settings.per_round, fleet.size)
+    if not 1 <= method.buffer <= tasks:
+        raise ValueError(
+            f"Expected a buffer of 1 to {tasks} updates, the number of tasks in flight, "
+            f"got {method.buffer}"
+        )
+    if method.work == "seconds" and settings.rules.late == "wait":
+        raise ValueError(
+            'Expected rules.late = "partial" or "discard", a deadline for each task, with '
+            'method.work = "seconds", got "wait"'
+        )
+    if not isinstance(settings.select, str):
+        kind = type(settings.select).__name__
+        raise ValueError(
+            f'Expected select = "uniform" or "available" for an asynchronous method, got {kind}, '
+            "which counts rounds"
+        )
 
 
 def _check_lone_samples(net: nn.Module, data: FederatedData, local: LocalTraining) -> None:

@@ -1,5 +1,6 @@
 """The ledger: what each task cost and how it ended, and a check that the records agree."""
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
@@ -51,6 +52,9 @@ class TaskRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="task"):
     rows: tuple[int, ...] = ()  # of the method's table, one per mini-batch
     short: int = 0  # mini-batches run on the smallest row although the budget was below it
     exchange: ExchangeRecord | None = None  # of a split method
+    # of asynchronous runs, where a round is a version of the network; times count from `sent_at`
+    sent_at: float | None = None  # seconds of the run
+    staleness: int | None = None  # versions since it was sent
 
 
 class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
@@ -147,9 +151,12 @@ def verify_records(records: Iterable[Record]) -> int:
 
     Rounds follow without a gap and the clock never goes back. Each task has one outcome, with
     useful MACs <= spent MACs <= available MACs, and its mini-batches, if they are recorded, fill
-    its busy time without gaps. A round's totals are the sums over its tasks.
+    its busy time without gaps. A round's totals are the sums over its tasks. In an asynchronous
+    run, a device has one task at a time, and staleness counts the versions in between.
     """
     rounds, clock = 0, 0.0
+    versions: list[float] = []  # when they were merged
+    idle_from: dict[int, float] = {}  # since the device's last task, in asynchronous runs
     for _, group in groupby(records, key=lambda record: record.round):
         members = list(group)
         tasks = [record for record in members if isinstance(record, TaskRecord)]
@@ -159,7 +166,9 @@ def verify_records(records: Iterable[Record]) -> int:
                 f"round {rounds}: expected one round record after its tasks, got {len(totals)}"
             )
         _check_round(totals[0], tasks, rounds, clock)
+        _check_versions(tasks, versions, idle_from)
         rounds, clock = rounds + 1, totals[0].seconds
+        versions.append(clock)
     return rounds
 
 
@@ -176,20 +185,40 @@ def _check_round(
             f"{where}: requests were sent at {record.dispatched_at} s, outside the round"
         )
     devices = [task.device for task in tasks]
-    if any(after <= before for before, after in pairwise([-1, *devices])):
+    keys = [(task.device, -1.0 if task.sent_at is None else task.sent_at) for task in tasks]
+    if any(after <= before for before, after in pairwise([(-1, 0.0), *keys])):
         raise ValueError(f"{where}: expected one task per device, in rising order, got {devices}")
     has_steps = any(task.starts for task in tasks)  # else they were not recorded
     for task in tasks:
         _check_task(f"{where}, device {task.device}", task)
         # the mini-batches of a split method wait for one another
         if has_steps and task.exchange is None:
-            _check_steps(f"{where}, device {task.device}", task, start, record.seconds)
+            sent_at = start if task.sent_at is None else task.sent_at
+            _check_steps(f"{where}, device {task.device}", task, sent_at, record.seconds)
     expected = sum_tasks(record.round, record.seconds, tasks)
     for name in (*EXACT_FIELDS, *APPROXIMATE_FIELDS):
         left, right = getattr(record, name), getattr(expected, name)
         is_close = name in APPROXIMATE_FIELDS and None not in (left, right)
         if not (isclose(left, right, rel_tol=1e-12) if is_close else left == right):
             raise ValueError(f"{where}: {name} is {left}, but its tasks give {right}")
+
+
+def _check_versions(
+    tasks: list[TaskRecord], versions: list[float], idle_from: dict[int, float]
+) -> None:
+    """Raise if tasks of a device overlap, or if a staleness is not the versions that passed."""
+    for task in tasks:
+        if task.sent_at is None:
+            continue
+        where = f"round {task.round}, device {task.device}"
+        passed = len(versions) - bisect_right(versions, task.sent_at)
+        if task.staleness != passed:
+            raise ValueError(
+                f"{where}: {passed} versions passed, but staleness is {task.staleness}"
+            )
+        if task.sent_at < idle_from.get(task.device, 0.0) - 1e-8 * max(1.0, task.sent_at):
+            raise ValueError(f"{where}: was sent a task before the one before it ended")
+        idle_from[task.device] = task.sent_at + task.seconds
 
 
 def _check_task(where: str, task: TaskRecord) -> None:

@@ -228,7 +228,9 @@ def _add_scores(
             trained_score = evaluate(net.module, trained_params or params, data, how, record.side)
         return msgspec.structs.replace(record, score=score, trained_score=trained_score)
     local_params = {
-        update.device: {name: old_params[name] + delta for name, delta in update.delta.items()}
+        update.device: {
+            name: (update.base or old_params)[name] + delta for name, delta in update.delta.items()
+        }
         for update in updates
         if update.subnet is None
     }

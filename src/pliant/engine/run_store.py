@@ -28,6 +28,8 @@ class TaskInFlight:
     macs: tuple[float, ...]  # planned
     lr: float
     base: int  # the version of the network that the device was sent
+    sent_at: float
+    last_row: int | None  # that it may choose
     ends_at: float  # when its update arrives, or the device leaves
     record: TaskRecord  # if the update turns out valid
 

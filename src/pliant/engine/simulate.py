@@ -10,10 +10,11 @@ from torch import nn
 
 from pliant.data import FederatedData
 from pliant.devices import Fleet
-from pliant.engine.checks import check_trainable
+from pliant.engine.async_loop import AsyncDevices
+from pliant.engine.checks import check_asynchronous, check_trainable
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.local_work import run_job
-from pliant.engine.round_loop import Run, RunSettings, run_rounds
+from pliant.engine.round_loop import Run, RunSettings, Transport, run_rounds
 from pliant.engine.run_inputs import check_inputs, describe_inputs, describe_method
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.simulated_devices import SimulatedDevices
@@ -24,7 +25,7 @@ from pliant.engine.worker_context import (
     build_worker_context,
 )
 from pliant.methods.state import init_states
-from pliant.methods.verbs import LimitsRows, Method
+from pliant.methods.verbs import LimitsRows, Method, RunsAsynchronously, get_inner_method
 from pliant.nn.elastic import ElasticOptions
 from pliant.params import get_params
 from pliant.storage import run_dir
@@ -50,6 +51,8 @@ def simulate(
 ) -> Iterator[RoundRecord]:
     """Train a network across a fleet and yield a record of every round.
 
+    The rounds of an asynchronous method are its merges: versions of the network.
+
     With a `folder`, the run writes its records and checkpoints there and resumes from the newest
     checkpoint; `load_trained_params(folder)` returns the trained network. A folder with a run of
     another method, network, data, fleet or settings is refused; more rounds than before continue a
@@ -71,37 +74,41 @@ def simulate(
     if rounds is not None:
         settings = msgspec.structs.replace(settings, rounds=rounds)
     options = elastic_options or ElasticOptions()
+    check_asynchronous(method, settings, fleet)
     check_trainable(method, net, data, settings.evaluation, options)
-    server_state, device_state = init_states(method, get_params(net))  # may fail: before the folder
+    inner = get_inner_method(method)
+    server_state, device_state = init_states(inner, get_params(net))  # may fail: before the folder
     folder = None if folder is None else Path(folder)
     store = None if folder is None else RunStore(folder)
     try:
         if folder is not None and not (folder / run_dir.CONFIG_FILE).exists():
             run_dir.create_run_dir(folder, _describe_run(method, net, data, fleet, settings))
         preload_modules(workers, run_job.__module__)
-        context = build_context(net, data, method, options)
+        context = build_context(net, data, inner, options)
         make_own = make_inputs or partial(_return, (net, data))
-        build_own = partial(build_worker_context, make_own, method, options)
+        build_own = partial(build_worker_context, make_own, inner, options)
         is_inline = isinstance(workers, InlineWorkers)  # it shares this network
         with open_pool(
             workers, partial(_return, context) if is_inline else build_own, run_job
         ) as pool:
             if folder is not None:
-                _check_folder(folder, context, fleet, settings)
+                _check_folder(folder, method, context, fleet, settings)
             state = store.resume(type(server_state), type(device_state)) if store else None
             run = Run(context, fleet, settings, state or RunState(0, 0.0, server_state, {}))
-            yield from run_rounds(run, SimulatedDevices(pool), store, is_stopped)
+            devices: Transport = SimulatedDevices(pool)
+            if isinstance(method, RunsAsynchronously):
+                devices = AsyncDevices(pool, method)
+            yield from run_rounds(run, devices, store, is_stopped)
     finally:
         if store:
             store.close()
 
 
 def _check_folder(
-    folder: Path, context: WorkerContext, fleet: Fleet, settings: RunSettings
+    folder: Path, method: Method, context: WorkerContext, fleet: Fleet, settings: RunSettings
 ) -> None:
     """Refuse a folder with another run; a run in a new folder stores what it starts with."""
-    method, network = context.method, context.net.fingerprint
-    inputs = describe_inputs(method, network, context.data, fleet, settings)
+    inputs = describe_inputs(method, context.net.fingerprint, context.data, fleet, settings)
     check_inputs(folder, inputs, rounds_dependency=_find_rounds_dependency(method))
 
 
@@ -120,6 +127,8 @@ def _describe_run(
 
 def _find_rounds_dependency(method: Method) -> str | None:
     """Say why the rounds of a run depend on their number, if they do."""
+    if isinstance(method, RunsAsynchronously):
+        return "tasks in flight have ended with it"
     if isinstance(method, LimitsRows):
         return "the stages of the method are shares of it"
     kind = method.local.schedule.kind

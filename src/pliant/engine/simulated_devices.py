@@ -1,5 +1,7 @@
 """Simulated devices: the transport of rounds in virtual time, and the schedule of their tasks."""
 
+import math
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -70,18 +72,24 @@ class SimulatedDevices:
         )
 
 
-def schedule_round(
-    run: Run,
-    devices: IntArray,
-    *,
-    number: int | None = None,
-    start: float | None = None,
-    rules: RoundRules | None = None,
-) -> Timetable:
-    """Return the timetable of the next round, or of tasks sent at another time by other rules."""
+@dataclass(frozen=True)
+class Dispatch:
+    """When and by which rules tasks are sent, if not at the start of the next round."""
+
+    number: int  # in the addresses of random numbers
+    start: float  # seconds of the run
+    rules: RoundRules
+    last_row: int | None  # that devices may choose
+    closes_at: float = math.inf  # seconds since the start, at which the server waits no longer
+
+
+def schedule_round(run: Run, devices: IntArray, dispatch: Dispatch | None = None) -> Timetable:
+    """Return the timetable of the next round, or of tasks that are sent at another time."""
     context, settings = run.context, run.settings
-    number = run.state.next_round if number is None else number
-    start = run.state.seconds if start is None else start
+    if dispatch is None:
+        state = run.state
+        dispatch = Dispatch(state.next_round, state.seconds, settings.rules, run.last_row)
+    number, start = dispatch.number, dispatch.start
     sizes = context.compute_batch_sizes(devices)
     full_macs = sizes * context.full_macs
     server_state = run.state.server_state
@@ -95,7 +103,7 @@ def schedule_round(
     fits = context.find_fitting_rows(run.fleet.get_costs(devices, seed=settings.seed), devices)
     passes = context.open_passes
     tasks = RoundTasks(devices, full_macs, param_bytes + down, returned_bytes + up, fits, passes)
-    policy = context.limit_budget(run.last_row)
+    policy = context.limit_budget(dispatch.last_row)
 
     def make_packed_tasks(rows: IntArray) -> RoundTasks:
         sent = context.count_sent_bytes(server_state.params, rows, keys)
@@ -123,12 +131,13 @@ def schedule_round(
         run.fleet,
         policy,
         tasks,
-        rules or settings.rules,
+        dispatch.rules,
         seed=settings.seed,
         round=number,
         start=start,
         target_updates=run.target_updates,
         step_cost=None if is_full else compute_step_cost,
+        closes_at=dispatch.closes_at,
     )
 
 

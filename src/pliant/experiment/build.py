@@ -11,7 +11,7 @@ from torch import nn
 from pliant import rng
 from pliant.data import AnyPartition, FederatedData, Iid, ImageDataset, TrainTestData, load_dataset
 from pliant.data.mixtures import MIXTURES, join_clients
-from pliant.engine.checks import check_trainable
+from pliant.engine.checks import check_asynchronous, check_trainable
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.simulate import simulate
 from pliant.engine.split_loop import check_split_rules, simulate_split
@@ -19,6 +19,7 @@ from pliant.engine.worker_context import WorkerContext, build_context
 from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, SearchRun
 from pliant.experiment.user_code import is_user_function, load_function
 from pliant.methods.state import init_states
+from pliant.methods.verbs import RunsAsynchronously, get_inner_method
 from pliant.nn.models import MODELS
 from pliant.params import get_params
 from pliant.split import AnySplit
@@ -42,7 +43,8 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
         check_split_rules(experiment.settings, experiment.fleet, len(data))
     net = build_network(experiment.network, data, experiment.seed)
     if method is not None:
-        init_states(method, get_params(net))  # fail now if one cannot be saved
+        check_asynchronous(method, experiment.settings, experiment.fleet)
+        init_states(get_inner_method(method), get_params(net))  # fail now if one cannot be saved
         options = experiment.network.elastic_options
         check_trainable(method, net, data, experiment.evaluation, options)
     return net, data
@@ -50,9 +52,18 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
 
 def build_run_context(experiment: Experiment, *, check: bool = True) -> WorkerContext:
     """Build what the server and the devices of a federated run share."""
+    method, settings = experiment.federated_method, experiment.settings
+    if isinstance(method, RunsAsynchronously):
+        kind = type(method).__name__
+        raise ValueError(f"Expected a method with rounds, got {kind}, which is only simulated")
+    if settings.seconds is not None or settings.evaluation.every_seconds is not None:
+        raise ValueError(
+            "Expected neither `seconds` nor `evaluation.every_seconds`, which are virtual, for a "
+            "run on real devices"
+        )
     net, data = build_experiment(experiment)
     options = experiment.network.elastic_options
-    return build_context(net, data, experiment.federated_method, options, check=check)
+    return build_context(net, data, method, options, check=check)
 
 
 def build_session(

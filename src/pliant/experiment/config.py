@@ -172,6 +172,8 @@ def _resolve_method(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     method = dict(raw)
     if isinstance(method.get("table"), str):
         method["table"] = encode(load_table(folder / method["table"]))
+    if isinstance(method.get("inner"), dict) and method.get("type") == "fedbuff":
+        method["inner"] = _resolve_method(method["inner"], folder)
     code = method.get("type")
     if not isinstance(code, str) or not is_user_function(code):
         return method

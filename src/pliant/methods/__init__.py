@@ -6,7 +6,10 @@ from pliant.methods.coherent import Coherent as Coherent
 from pliant.methods.distreal import Distreal as Distreal
 from pliant.methods.elastic_batch import ElasticBatch as ElasticBatch
 from pliant.methods.elfish import Elfish as Elfish
+from pliant.methods.fedasync import FedAsync as FedAsync
 from pliant.methods.fedavg import FedAvg as FedAvg
+from pliant.methods.fedbuff import FedBuff as FedBuff
+from pliant.methods.fedbuff import RoundMethod as RoundMethod
 from pliant.methods.feddropout import FedDropout as FedDropout
 from pliant.methods.fednova import FedNova as FedNova
 from pliant.methods.fedprox import FedProx as FedProx
@@ -22,21 +25,9 @@ from pliant.methods.server_optimisers import ServerExtrapolation as ServerExtrap
 from pliant.methods.server_optimisers import ServerSgd as ServerSgd
 from pliant.methods.server_optimisers import ServerYogi as ServerYogi
 from pliant.methods.small_network import SmallNetwork as SmallNetwork
+from pliant.methods.staleness import ConstantStaleness as ConstantStaleness
+from pliant.methods.staleness import HingeStaleness as HingeStaleness
+from pliant.methods.staleness import PolynomialStaleness as PolynomialStaleness
 from pliant.methods.verbs import Method as Method
 
-AnyMethod = (
-    FedAvg
-    | FedProx
-    | FedNova
-    | Scaffold
-    | FedDropout
-    | HeteroFl
-    | Fjord
-    | FedRolex
-    | Elfish
-    | Distreal
-    | Coherent
-    | Progressive
-    | ElasticBatch
-    | SmallNetwork
-)
+AnyMethod = RoundMethod | FedAsync | FedBuff

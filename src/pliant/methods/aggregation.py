@@ -45,7 +45,9 @@ class UpdateStream:
 
     def __iter__(self) -> Iterator[Update]:
         for update in self._updates:
-            self.seen.append(replace(update, delta={}, extra={}, device_state=None, residual={}))
+            self.seen.append(
+                replace(update, delta={}, extra={}, device_state=None, residual={}, base={})
+            )
             for observer in self._observers:
                 observer(update)
             yield update

@@ -151,6 +151,7 @@ class Update:
     subnet_steps: SubnetSteps = ()
     residual: Params = field(default_factory=dict)  # of compression; kept on the device
     staleness: int = 0  # merges since its task was sent; 0 in rounds
+    base: Params = field(default_factory=dict)  # what it was sent; empty in rounds
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a federated method may define: one required field, and optional verbs."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pliant.data import InputScale
 from pliant.devices import BudgetPolicy
@@ -144,6 +144,42 @@ class SelectsFilters(Protocol):
 
     def select_filters(self, net: Elastic, subnet: Subnet, extra: Params, key: TaskKey) -> Subnet:
         """Return a subnet of the same size, selected by the `extra` that the device was sent."""
+
+
+# The work of an asynchronous task: all its mini-batches, or those until the deadline.
+Work = Literal["pass", "seconds"]
+
+
+@runtime_checkable
+class RunsAsynchronously(Protocol):
+    """By default devices train in rounds.
+
+    With these fields, `concurrency` tasks are in flight at any time, or `per_round` if it is None,
+    and the server merges whenever it has `buffer` updates, whose `staleness` it knows.
+    """
+
+    @property
+    def concurrency(self) -> int | None: ...
+    @property
+    def buffer(self) -> int: ...
+    @property
+    def work(self) -> Work: ...
+
+
+@runtime_checkable
+class WrapsMethod(Protocol):
+    """By default a method takes its own steps and merges the updates as they are."""
+
+    @property
+    def inner(self) -> Method: ...
+
+    def discount(self, net: Elastic, update: Update) -> Update:
+        """Return the update that the inner method merges."""
+
+
+def get_inner_method(method: Method) -> Method:
+    """Return the method whose steps devices take and which merges: the inner one, if any."""
+    return method.inner if isinstance(method, WrapsMethod) else method
 
 
 @runtime_checkable

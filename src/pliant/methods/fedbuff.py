@@ -1,0 +1,75 @@
+"""FedBuff: merge whenever a buffer of updates is full, while other devices keep working.
+
+Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022.
+"""
+
+from dataclasses import replace
+
+from pliant.methods.base import LocalTraining, Update
+from pliant.methods.coherent import Coherent
+from pliant.methods.distreal import Distreal
+from pliant.methods.elastic_batch import ElasticBatch
+from pliant.methods.elfish import Elfish
+from pliant.methods.fedavg import FedAvg
+from pliant.methods.feddropout import FedDropout
+from pliant.methods.fednova import FedNova
+from pliant.methods.fedprox import FedProx
+from pliant.methods.fedrolex import FedRolex
+from pliant.methods.fjord import Fjord
+from pliant.methods.heterofl import HeteroFl
+from pliant.methods.progressive import Progressive
+from pliant.methods.scaffold import Scaffold
+from pliant.methods.small_network import SmallNetwork
+from pliant.methods.staleness import AnyStaleness, PolynomialStaleness
+from pliant.methods.verbs import Work
+from pliant.nn.elastic import Elastic
+from pliant.value import Count, Value
+
+RoundMethod = (
+    FedAvg
+    | FedProx
+    | FedNova
+    | Scaffold
+    | FedDropout
+    | HeteroFl
+    | Fjord
+    | FedRolex
+    | Elfish
+    | Distreal
+    | Coherent
+    | Progressive
+    | ElasticBatch
+    | SmallNetwork
+)
+
+
+class FedBuff(Value, frozen=True, tag="fedbuff"):
+    """Merge every `buffer` updates as the `inner` method does, stale ones with less weight.
+
+    `concurrency` tasks are always in flight. With work = "seconds", each of them has the length of
+    a round and ends by the deadline rule; with "pass", devices take the time they need. Quorum,
+    over-selection and early closing are rules of rounds and have no effect.
+
+    >>> import pliant as pl
+    >>> inner = pl.Progressive(server=pl.ServerSgd(momentum=0.9))
+    >>> pl.FedBuff(inner, buffer=5, concurrency=20, work="seconds").local.epochs
+    4
+    """
+
+    inner: RoundMethod = FedAvg(weighting="equal")
+    buffer: Count = 10
+    concurrency: Count | None = None  # tasks in flight; None: `per_round`
+    staleness: AnyStaleness = PolynomialStaleness()
+    work: Work = "pass"
+
+    @property
+    def local(self) -> LocalTraining:
+        return self.inner.local
+
+    def discount(self, net: Elastic, update: Update) -> Update:
+        weight = self.staleness.weigh(update.staleness)
+        if weight == 1.0:
+            return update
+        # norm statistics take the delta as it is, as server optimisers do
+        delta = {n: weight * t if n in net.trainable_names else t for n, t in update.delta.items()}
+        return replace(update, delta=delta)
