@@ -81,7 +81,32 @@ options = { hidden = 16 }
 [evaluation]
 every = 12
 """
-SPECS = {"federated": FEDERATED, "split": SPLIT}
+ASYNCHRONOUS = """
+rounds = 30
+per_round = 3
+checkpoint_every = 3
+
+[method]
+type = "fedbuff"
+buffer = 2
+concurrency = 6
+inner = { type = "distreal", local = { batch = 10, optimiser = { type = "sgd", lr = 0.05 } } }
+
+[fleet]
+size = 400
+speed = { type = "changing", low = 0.3, high = 1.1, per_round = 2.0 }
+
+[rules]
+dropout = 0.1
+
+[network]
+name = "digits_cnn"
+options = { hidden = 16 }
+
+[evaluation]
+every = 10
+"""
+SPECS = {"asynchronous": ASYNCHRONOUS, "federated": FEDERATED, "split": SPLIT}
 KILL_POINTS = ("records", "records", "truncated", "half saved", "saved")
 WORKERS = {"inline": 'type="inline"', "processes": 'type="processes",count=2'}
 TIMEOUT = 120.0  # seconds after which a process counts as hung

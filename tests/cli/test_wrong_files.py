@@ -69,6 +69,30 @@ WRONG = {
         GOOD + '[fleet.speed]\ntype = "changing"\nlow = 2.0\nhigh = 1.0',
         "fleet.speed",
     ),
+    "a buffer above the tasks in flight": (
+        GOOD.replace('"fedavg"', '"fedbuff"\nbuffer = 3'),
+        "Expected a buffer of 1 to 2 updates, the number of tasks in flight, got 3",
+    ),
+    "more tasks than devices": (
+        GOOD.replace('"fedavg"', '"fedasync"\nconcurrency = 5'),
+        "Expected a concurrency of 1 to 4 tasks, one per device of the fleet, got 5",
+    ),
+    "a mixing weight of zero": (
+        GOOD.replace('"fedavg"', '"fedasync"\nalpha = 0.0'),
+        "at `method.alpha`, got 0.0",
+    ),
+    "a mixing weight above one": (
+        GOOD.replace('"fedavg"', '"fedasync"\nalpha = 1.1'),
+        "at `method.alpha`, got 1.1",
+    ),
+    "tasks of a length without a deadline": (
+        GOOD.replace('"fedavg"', '"fedasync"\nwork = "seconds"') + '[rules]\nlate = "wait"',
+        'Expected rules.late = "partial" or "discard", a deadline for each task',
+    ),
+    "a typo in an inner method": (
+        GOOD.replace('"fedavg"', '"fedbuff"\ninner = { type = "distrael" }'),
+        "unknown `method.inner.type` = 'distrael'; did you mean 'distreal'?",
+    ),
     "an unknown network": (
         GOOD + '[network]\nname = "resnet21"',
         "unknown network 'resnet21'; did you mean 'resnet20'?",

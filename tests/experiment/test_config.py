@@ -1,5 +1,6 @@
 import pytest
 
+from pliant.cli.server import check_experiment
 from pliant.compression import Int8
 from pliant.devices import ChangingTrace, Fleet, RecordedTrace, get_device_classes
 from pliant.engine.evaluation import Evaluation
@@ -233,3 +234,17 @@ def test_named_classes_are_stored_with_their_numbers(tmp_path):
     path.write_text(spec + "'flhetbench-5'\n")
     with pytest.raises(ValueError, match=r"unknown device classes .*at `fleet\.classes`"):
         load_experiment(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("method.type=fedbuff", "Expected a method with rounds, got FedBuff"),
+        ("seconds=5.0", "Expected neither `seconds` nor"),
+    ],
+)
+def test_what_is_only_simulated_cannot_be_deployed(override, problem, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[method]\ntype = "fedavg"\n[fleet]\nsize = 10\n')
+    with pytest.raises(ValueError, match=problem):
+        check_experiment(load_experiment(path, [override]))

@@ -133,3 +133,14 @@ def test_the_error_for_an_invalid_profile_has_its_path(tmp_path, text, message):
     path.write_text('[search]\nprofile = "profile.json"\n')
     with pytest.raises(ValueError, match=rf"profile\.json: expected a profile: .*{message}"):
         load_search(path)
+
+
+def test_the_table_of_an_inner_method_is_loaded_too(spec):
+    path, table = spec
+    path.write_text(
+        path.read_text()
+        .replace('type = "distreal"', 'type = "fedbuff"')
+        .replace('table = "tables', 'inner = { type = "distreal", table = "tables')
+        .replace('.safetensors"', '.safetensors" }')
+    )
+    assert load_experiment(path).method.inner.table == table

@@ -67,7 +67,7 @@ def server(
 
 def check_experiment(experiment: "Experiment") -> None:
     """Build an experiment once, to find errors before creating a folder."""
-    from pliant.experiment.build import build_experiment
+    from pliant.experiment.build import build_experiment, check_deployable
     from pliant.split import AnySplit
     from pliant.split.session import Session
 
@@ -79,6 +79,8 @@ def check_experiment(experiment: "Experiment") -> None:
                 f"Expected {count} devices, one per client of the data, got {fleet.size}"
             )
         Session(method, net, data, fleet, experiment.seed, only_client=0)
+    else:
+        check_deployable(experiment)
 
 
 def make_server_settings(allowance: float, patience: float, pace: PaceName) -> "ServerSettings":

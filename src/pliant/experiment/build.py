@@ -52,18 +52,23 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
 
 def build_run_context(experiment: Experiment, *, check: bool = True) -> WorkerContext:
     """Build what the server and the devices of a federated run share."""
-    method, settings = experiment.federated_method, experiment.settings
+    check_deployable(experiment)
+    net, data = build_experiment(experiment)
+    options = experiment.network.elastic_options
+    return build_context(net, data, experiment.federated_method, options, check=check)
+
+
+def check_deployable(experiment: Experiment) -> None:
+    """Raise if only simulated devices can run a federated experiment."""
+    method = experiment.federated_method
     if isinstance(method, RunsAsynchronously):
         kind = type(method).__name__
         raise ValueError(f"Expected a method with rounds, got {kind}, which is only simulated")
-    if settings.seconds is not None or settings.evaluation.every_seconds is not None:
+    if experiment.seconds is not None or experiment.evaluation.every_seconds is not None:
         raise ValueError(
             "Expected neither `seconds` nor `evaluation.every_seconds`, which are virtual, for a "
             "run on real devices"
         )
-    net, data = build_experiment(experiment)
-    options = experiment.network.elastic_options
-    return build_context(net, data, method, options, check=check)
 
 
 def build_session(
