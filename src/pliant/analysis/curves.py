@@ -73,12 +73,15 @@ def draw_learning_curves(groups: list[RunGroup], axis: str) -> ReportFigure | No
     if not panels:
         return None
     label, unit = AXES[axis]
+    if axis == "rounds" and any(group.first_run.is_asynchronous for group in groups):
+        label += ", or versions of asynchronous runs"
     heights = [max(3.4, 0.24 * len(curves) + 1.0) for curves in panels.values()]
     figure, all_axes = make_figure(sum(heights), heights)
     rows: list[tuple[object, ...]] = []
     for axes, (name, curves) in zip(np.atleast_1d(all_axes), panels.items(), strict=True):
         axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
         rows += _draw_panel(axes, axis, curves)
+        axes.set_xlabel(label)
     last_values = "; ".join(
         f"{curve.group.label}: {format_percent(curve.mean[-1])} "
         f"after {format_short(curve.x[-1])} {unit}"
@@ -132,7 +135,6 @@ def _draw_panel(axes: Any, axis: str, curves: list[LearningCurve]) -> list[tuple
 
 def _format_axes(axes: Any, axis: str) -> None:
     tickers = require("matplotlib.ticker", "report")
-    axes.set_xlabel(AXES[axis][0])
     axes.set_ylabel("test accuracy")
     axes.yaxis.set_major_formatter(tickers.PercentFormatter(1.0))
     if axis != "seconds":

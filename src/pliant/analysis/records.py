@@ -62,6 +62,8 @@ class RoundFields(msgspec.Struct):
     score: ScoreFields | None = None
     trained_score: ScoreFields | None = None
     side: int | None = None
+    digest: str | None = None
+    staleness: float | None = None
     exchange: ExchangeFields | None = None
     personal: PersonalFields | None = None
 
@@ -78,7 +80,7 @@ class RoundFields(msgspec.Struct):
 
 
 class TaskFields(msgspec.Struct):
-    """One task, with the times of its mini-batches in seconds since the round's start."""
+    """One task; the times of its mini-batches count from the round's start, or from `sent_at`."""
 
     round: int = 0
     device: int = 0
@@ -87,6 +89,7 @@ class TaskFields(msgspec.Struct):
     starts: list[float] = []
     ends: list[float] = []
     rows: list[int] = []
+    sent_at: float | None = None  # in an asynchronous run
 
     def complete_ends(self, round_seconds: float) -> list[float]:
         """Return an end for every mini-batch; the last one may have been cut off."""

@@ -46,6 +46,11 @@ class RunFolder:
             for name in COLUMNS
         }
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Return whether its rounds are versions of the network."""
+        return any(record.staleness is not None for record in self.rounds)
+
     def __getitem__(self, name: str) -> Floats:
         return self.columns[name]
 

@@ -14,12 +14,23 @@ LOST_OUTCOMES = ("late", "dropped", "rejected", "surplus", "void")
 
 
 def load_tasks(run: RunFolder, first_round: int, round_count: int) -> list[TaskFields]:
-    """Read the tasks of some rounds, with times since the run's start and an end for each start."""
+    """Read the tasks of some rounds, or those sent in that time of an asynchronous run.
+
+    Times count from the run's start, and each start has an end.
+    """
     round_ends = {record.round: record.seconds for record in run.rounds}
+    last_round = first_round + round_count - 1
+    if run.is_asynchronous:
+        length = float(run.config.get("fleet", {}).get("round_seconds", 1.0))
+        sent_from, sent_until = first_round * length, (first_round + round_count) * length
+        last_round = sum(seconds < sent_until + round_count * length for seconds in run["seconds"])
     tasks = []
-    for task in read_tasks(run.folder, first_round + round_count - 1):
-        if task.round >= first_round and task.round in round_ends and task.starts:
-            start = round_ends.get(task.round - 1, 0.0)
+    for task in read_tasks(run.folder, last_round):
+        if task.sent_at is None:
+            is_shown, start = task.round >= first_round, round_ends.get(task.round - 1, 0.0)
+        else:
+            is_shown, start = sent_from <= task.sent_at < sent_until, task.sent_at
+        if is_shown and task.round in round_ends and task.starts:
             task.ends = [start + end for end in task.complete_ends(round_ends[task.round] - start)]
             task.starts = [start + time for time in task.starts]
             tasks.append(task)
@@ -32,10 +43,12 @@ def draw_timeline(
     tasks: list[TaskFields],
     shares: Shares | None,
     sides: Mapping[int, int | None] | None = None,
+    merges: Sequence[float] = (),
 ) -> ReportFigure | None:
     """Draw some rounds of one run; without `shares` of cost, bars are shaded by table row.
 
-    `sides` are those of the training images in each round, if they were scaled down.
+    `sides` are those of the training images in each round, if they were scaled down. `merges` are
+    the times at which an asynchronous run merged updates.
     """
     all_devices = sorted({task.device for task in tasks})
     if not all_devices:
@@ -49,8 +62,12 @@ def draw_timeline(
     for task in tasks:
         if task.device in lanes:
             _draw_task(axes, task, lanes[task.device], shares, scale_max, colours)
-    rounds = sorted({task.round for task in tasks})
-    for number in rounds:
+    rounds, unit = sorted({task.round for task in tasks}), "version" if merges else "round"
+    end = max(task.ends[-1] for task in tasks)
+    for time in merges:
+        if time <= end:
+            axes.axvline(time, color="#1d2733", linewidth=0.6, linestyle=(0, (1, 3)))
+    for number in () if merges else rounds:
         start = min(task.starts[0] for task in tasks if task.round == number)
         axes.axvline(start, color="#1d2733", linewidth=0.9, linestyle=(0, (4, 3)))
         side = (sides or {}).get(number)
@@ -67,8 +84,9 @@ def draw_timeline(
         f"timeline-{slug}",
         f"Devices over time: {label}",
         f"Timeline of {len(devices)} of {len(all_devices)} devices in {len(rounds)} "
-        f"rounds: a bar is a mini-batch, darker where more of the network was trained. "
-        f"{len(lost)} of {len(tasks)} tasks were not merged (hatched): {_describe_tasks(lost)}.",
+        f"{unit}s: a bar is a mini-batch, darker where more of the network was trained. "
+        f"{'A dotted line is a merge. ' if merges else ''}{len(lost)} of {len(tasks)} tasks "
+        f"were not merged (hatched): {_describe_tasks(lost, unit)}.",
         figure,
         ("round", "device", "end", "mini-batch", "start", "stop", "row", "cost share"),
         [row for task in tasks for row in _make_rows(task, shares)],
@@ -79,8 +97,10 @@ def _get_outcome_kind(task: TaskFields) -> str:
     return task.outcome.partition(":")[0]
 
 
-def _describe_tasks(tasks: list[TaskFields]) -> str:
-    texts = [f"device {t.device} {_get_outcome_kind(t)} in round {t.round + 1}" for t in tasks[:20]]
+def _describe_tasks(tasks: list[TaskFields], unit: str) -> str:
+    texts = [
+        f"device {t.device} {_get_outcome_kind(t)} in {unit} {t.round + 1}" for t in tasks[:20]
+    ]
     more = f" and {len(tasks) - 20} more" if len(tasks) > 20 else ""
     return ", ".join(texts) + more if texts else "none"
 

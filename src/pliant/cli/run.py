@@ -111,7 +111,7 @@ def _format_round(record: "RoundRecord", number: str) -> str:
     from pliant.cli.progress import format_scores
 
     return (
-        f"round {number}  {record.seconds:8.2f} s  "
+        f"{'round' if record.staleness is None else 'version'} {number}  {record.seconds:8.2f} s  "
         f"{record.merged:>2}/{record.tasks} devices  used {record.utilisation:4.0%}"
         f"{format_scores(record)}"
     )

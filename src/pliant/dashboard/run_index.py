@@ -135,7 +135,7 @@ def _summarise_config(folder: Path, name: str) -> RunSummary:
 
     parts = [get_value("network", "name"), get_value("data", "name"), f"seed {get_value('seed')}"]
     about = " · ".join(str(part) for part in parts if part not in (None, "seed None"))
-    rounds = get_value("rounds")
+    rounds = get_value("rounds") if get_value("seconds") is None else 0
     is_search = get_value("method") is None and get_value("search") is not None
     return RunSummary(
         name,
@@ -167,6 +167,8 @@ def _add_progress(summary: RunSummary, path: Path, size: int, modified_ns: int) 
         return summary
     last = rounds[0]
     accuracy = next((record.accuracy for record in rounds if record.accuracy is not None), None)
+    done = last.round + 1
+    planned = done if last.digest else summary.rounds  # a run may end by its seconds
     return msgspec.structs.replace(
-        summary, done=last.round + 1, seconds=last.seconds, accuracy=accuracy
+        summary, rounds=planned, done=done, seconds=last.seconds, accuracy=accuracy
     )

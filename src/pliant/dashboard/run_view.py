@@ -16,7 +16,9 @@ from pliant.storage.tail import FileTail, read_range
 MAX_POINTS = 600  # per curve and message: more than a screen can show
 MAX_TASKS = 400  # per round of a timeline
 MAX_ROUND_BYTES = 1 << 23  # read per round of a timeline
-COLUMNS = ("round", "seconds", "macs", "bytes", "accuracy", "loss", "used", "merged", "side")
+COLUMNS = (
+    "round", "seconds", "macs", "bytes", "accuracy", "loss", "used", "merged", "side", "staleness",
+)  # fmt: skip
 
 
 class RunView:
@@ -61,6 +63,7 @@ class RunView:
             record.useful / record.available if record.available else math.nan,
             record.merged / record.tasks if record.tasks else math.nan,
             record.side or math.nan,
+            math.nan if record.staleness is None else record.staleness,
         )
         for name, value in zip(COLUMNS, values, strict=True):
             self.columns[name].append(value)
@@ -79,7 +82,9 @@ class RunView:
         last = min(max(1, last), len(self))
         first = max(1, last - count + 1)
         rounds = [self._read_tasks(number) for number in range(first, last + 1)]
-        return {"first": first, "last": last, "rounds": rounds, "known": len(self)}
+        staleness = self.columns["staleness"][first - 1 : last]
+        unit = "version" if any(map(math.isfinite, staleness)) else "round"
+        return {"first": first, "last": last, "rounds": rounds, "known": len(self), "unit": unit}
 
     def _read_tasks(self, number: int) -> dict[str, Any]:
         seconds = self.columns["seconds"]
@@ -88,7 +93,7 @@ class RunView:
         text = read_range(self.path, start, min(end, start + MAX_ROUND_BYTES))
         lines = [line for line in text.splitlines(keepends=True) if line.startswith(TASK_PREFIX)]
         tasks = [
-            _describe_task(task, closed - opened)
+            _describe_task(task, opened, closed)
             for task in map(decode_task, lines[:MAX_TASKS])
             if task is not None  # cut off at MAX_ROUND_BYTES
         ]
@@ -99,12 +104,15 @@ class RunView:
         return about | {"tasks": tasks, "whole": is_complete}
 
 
-def _describe_task(task: TaskFields, round_seconds: float) -> dict[str, Any]:
+def _describe_task(task: TaskFields, opened: float, closed: float) -> dict[str, Any]:
+    """Return a task with its times since the round opened; it may have been sent earlier."""
+    sent_at = opened if task.sent_at is None else task.sent_at
+    ends = task.complete_ends(closed - sent_at)
     return {
         "device": task.device,
         "end": task.outcome,
-        "starts": [round(seconds, 6) for seconds in task.starts],
-        "ends": [round(seconds, 6) for seconds in task.complete_ends(round_seconds)],
+        "starts": [round(sent_at - opened + seconds, 6) for seconds in task.starts],
+        "ends": [round(sent_at - opened + seconds, 6) for seconds in ends],
         "rows": task.rows,
     }
 

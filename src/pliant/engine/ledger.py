@@ -93,6 +93,7 @@ class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
     personal: PersonalScore | None = None  # if devices have their own test images
     dispatched_at: float | None = None  # seconds at which real devices got their requests
     side: int | None = None  # of the largest training images, if they were scaled down
+    staleness: float | None = None  # mean over merged updates, in an asynchronous run
 
     @property
     def accuracy(self) -> float | None:
@@ -112,7 +113,7 @@ Record = TaskRecord | RoundRecord
 MERGED_OUTCOMES = ("finished", "partial")
 SUMMED_FIELDS = ("samples", "steps", "macs", "useful", "available", "down", "up", "joules")
 EXACT_FIELDS = ("tasks", "merged", "outcomes", "samples", "steps", "down", "up", "exchange")
-APPROXIMATE_FIELDS = ("macs", "useful", "available", "busy", "joules", "loss")
+APPROXIMATE_FIELDS = ("macs", "useful", "available", "busy", "joules", "loss", "staleness")
 
 
 def sum_tasks(round_number: int, seconds: float, tasks: list[TaskRecord]) -> RoundRecord:
@@ -127,9 +128,16 @@ def sum_tasks(round_number: int, seconds: float, tasks: list[TaskRecord]) -> Rou
         outcomes=dict(sorted(Counter(task.outcome.partition(":")[0] for task in tasks).items())),
         busy=sum(task.seconds for task in tasks),
         loss=sum(losses) / len(losses) if losses else None,
+        staleness=_average_staleness(tasks, merged),
         exchange=_sum_exchanges([task.exchange for task in tasks if task.exchange is not None]),
         **_sum_fields(tasks, SUMMED_FIELDS),
     )
+
+
+def _average_staleness(tasks: list[TaskRecord], merged: list[TaskRecord]) -> float | None:
+    if all(task.staleness is None for task in tasks):
+        return None
+    return sum(task.staleness or 0 for task in merged) / max(1, len(merged))
 
 
 def _sum_exchanges(exchanges: list[ExchangeRecord]) -> ExchangeRecord | None:
@@ -165,8 +173,8 @@ def verify_records(records: Iterable[Record]) -> int:
             raise ValueError(
                 f"round {rounds}: expected one round record after its tasks, got {len(totals)}"
             )
-        _check_round(totals[0], tasks, rounds, clock)
         _check_versions(tasks, versions, idle_from)
+        _check_round(totals[0], tasks, rounds, clock)
         rounds, clock = rounds + 1, totals[0].seconds
         versions.append(clock)
     return rounds

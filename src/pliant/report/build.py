@@ -134,6 +134,8 @@ def _write_summary(data: _ReportData, folder: Path) -> Section:
     )
     if len(comparable) > 1:
         note += " Federated and split methods used different data: each kind has its own budgets."
+    if any(group.first_run.is_asynchronous for group in data.finished):
+        note += " The rounds of asynchronous runs are versions of the network: compare seconds."
     body = render_table(header, rows, "Summary")
     files = '<p class="faint">Beside this page: <a href="summary.csv" download>CSV</a>, '
     files += '<a href="rounds.csv" download>CSV of all rounds</a></p>'
@@ -170,9 +172,11 @@ def _draw_timelines_and_classes(data: _ReportData) -> Iterator[ReportFigure | No
         data.start_step(f"rebuilding the data of {group.label}")
         overview = load_data_overview(group.first_run)
         shares = overview.row_shares if overview else None
-        tasks = load_tasks(group.first_run, 0, TIMELINE_ROUNDS)
-        sides = {record.round: record.side for record in group.first_run.rounds}
-        yield draw_timeline(str(index), group.label, tasks, shares, sides)
+        run = group.first_run
+        tasks = load_tasks(run, 0, TIMELINE_ROUNDS)
+        sides = {record.round: record.side for record in run.rounds}
+        merges = run["seconds"].tolist() if run.is_asynchronous else ()
+        yield draw_timeline(str(index), group.label, tasks, shares, sides, merges)
         if overview and overview.class_counts.tobytes() not in drawn_counts:
             drawn_counts.add(overview.class_counts.tobytes())
             label = "" if index == 0 else f": {group.label}"

@@ -291,7 +291,7 @@ async function updateLanes() {
     const query = $("follow").checked ? "" : `&last=${$("round").value}`;
     const hasDevices = runs.has(id) && !runs.get(id).is_search;
     const response = hasDevices ? await fetch(`api/timeline?run=${encodeURIComponent(id)}${query}`) : null;
-    const timeline = response?.ok ? await response.json() : { first: 1, last: 0, known: 1, rounds: [] };
+    const timeline = response?.ok ? await response.json() : { first: 1, last: 0, known: 1, rounds: [], unit: "round" };
     $("round").max = Math.max(1, timeline.known);
     if ($("follow").checked) $("round").value = timeline.known;
     $("round-text").textContent = $("round").value;
@@ -313,7 +313,7 @@ function describeTasks(timeline, { tasks, devices }) {
   const outcomes = [...counts].map(([kind, count]) => `${count} ${kind}`).join(", ");
   const note = timeline.rounds.every((round) => round.whole) ? "" : " Only the first tasks of each round are shown.";
   $("lanes-text").textContent = tasks.length
-    ? `Rounds ${timeline.first} to ${timeline.last}, ${devices.length} devices, ${tasks.length} tasks: ${outcomes}. ` +
+    ? `${timeline.unit === "version" ? "Versions" : "Rounds"} ${timeline.first} to ${timeline.last}, ${devices.length} devices, ${tasks.length} tasks: ${outcomes}. ` +
       `A bar is a mini-batch; the stronger it is, the more of the network it trains. Hatched tasks were not merged.${note}`
     : "No tasks yet.";
   const rows = tasks.map((task) => {

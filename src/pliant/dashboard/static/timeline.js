@@ -30,7 +30,7 @@ function shade(share, isDark) {
 export function drawLanes(canvas, timeline) {
   const { rounds, first } = timeline;
   const tasks = rounds.flatMap((round, index) =>
-    round.tasks.map((task) => ({ ...task, opened: round.opened, round: first + index })),
+    round.tasks.map((task) => ({ ...task, opened: round.opened, round: first + index, unit: timeline.unit })),
   );
   const devices = [...new Set(tasks.map((task) => task.device))].sort((a, b) => a - b);
   const lanes = new Map(devices.map((device, index) => [device, index]));
@@ -47,7 +47,8 @@ export function drawLanes(canvas, timeline) {
   const colour = (name) => style.getPropertyValue(name).trim();
   const isDark = style.colorScheme === "dark";
   context.font = "12px system-ui, sans-serif";
-  const from = rounds.length ? rounds[0].opened : 0;
+  const begins = tasks.map((task) => task.opened + (task.starts[0] ?? 0)); // before the first version opened
+  const from = rounds.length ? begins.reduce((a, b) => Math.min(a, b), rounds[0].opened) : 0;
   const to = rounds.length ? rounds.at(-1).closed : 1;
   const px = (seconds) => LEFT + ((seconds - from) / (to - from || 1)) * (width - LEFT - 12);
   drawFrame(context, { devices, px, from, to, width, height, colour, timeline });
@@ -83,7 +84,7 @@ function drawFrame(context, { devices, px, from, to, width, height, colour, time
     context.moveTo(px(round.opened), 4);
     context.lineTo(px(round.opened), height - BOTTOM);
     context.stroke();
-    context.fillText(`round ${timeline.first + index}${pixels(round.side)}`, px(round.opened) + 4, 10);
+    context.fillText(`${timeline.unit} ${timeline.first + index}${pixels(round.side)}`, px(round.opened) + 4, 10);
   });
   context.setLineDash([]);
 }
@@ -137,7 +138,7 @@ function describeBar({ task, step }) {
   const [start, end] = [task.opened + task.starts[step], task.opened + task.ends[step]];
   const row = task.rows[step] === undefined ? "" : `, row ${task.rows[step]}`;
   return (
-    `device ${task.device}, round ${task.round}: ${task.end}\n` +
+    `device ${task.device}, ${task.unit} ${task.round}: ${task.end}\n` +
     `mini-batch ${step + 1} of ${task.starts.length}${row}\n` +
     `${start.toFixed(3)} to ${end.toFixed(3)} s`
   );
