@@ -10,6 +10,7 @@ from pliant.compression import TopK as TopK
 from pliant.compression import Uncompressed as Uncompressed
 from pliant.data import ByGroup as ByGroup
 from pliant.data import CropFlip as CropFlip
+from pliant.data import DataGrowth as DataGrowth
 from pliant.data import Dirichlet as Dirichlet
 from pliant.data import FederatedData as FederatedData
 from pliant.data import Iid as Iid
@@ -43,6 +44,7 @@ from pliant.engine.selection import PowerOfChoice as PowerOfChoice
 from pliant.engine.simulate import simulate as simulate
 from pliant.engine.split_loop import estimate_split_cost as estimate_split_cost
 from pliant.engine.split_loop import simulate_split as simulate_split
+from pliant.methods import AsoFed as AsoFed
 from pliant.methods import Coherent as Coherent
 from pliant.methods import ConstantStaleness as ConstantStaleness
 from pliant.methods import Distreal as Distreal

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.data import ByGroup, Dirichlet, Iid, ImageDataset, Shards, TrainTestData
+from pliant.data import ByGroup, DataGrowth, Dirichlet, Iid, ImageDataset, Shards, TrainTestData
 from pliant.data.federated import resolve_proxy_size, split_train_test
 
 
@@ -139,3 +139,8 @@ def test_a_digest_changes_with_its_own_part_only(part):
     devices = 5 if part == "partition" else 4
     after = TrainTestData(train, test).share(Iid(), devices=devices, proxy=0).compute_digests()
     assert [name for name in before if before[name] != after[name]] == [part]
+
+
+def test_a_device_has_at_least_one_image_and_in_the_end_all():
+    growth = DataGrowth(start=0.0, rate=0.25)
+    assert [growth.count_samples(8, now) for now in (0.0, 1.0, 2.5, 4.0, 99.0)] == [1, 2, 5, 8, 8]

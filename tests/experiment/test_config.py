@@ -240,7 +240,9 @@ def test_named_classes_are_stored_with_their_numbers(tmp_path):
     ("override", "problem"),
     [
         ("method.type=fedbuff", "Expected a method with rounds, got FedBuff"),
-        ("seconds=5.0", "Expected neither `seconds` nor"),
+        ("seconds=5.0", "Expected no `seconds`"),
+        ("evaluation.every_seconds=5.0", "Expected no `evaluation.every_seconds`"),
+        ("data.grows={start=0.5}", "Expected no `data.grows`"),
     ],
 )
 def test_what_is_only_simulated_cannot_be_deployed(override, problem, tmp_path):
@@ -248,3 +250,15 @@ def test_what_is_only_simulated_cannot_be_deployed(override, problem, tmp_path):
     path.write_text('[method]\ntype = "fedavg"\n[fleet]\nsize = 10\n')
     with pytest.raises(ValueError, match=problem):
         check_experiment(load_experiment(path, [override]))
+
+
+def test_data_may_grow_but_not_for_split_methods(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[method]\ntype = "fedavg"\n[fleet]\nsize = 10\n[rules]\nlate = "wait"\n')
+    grows = "data.grows={start=0.5, rate=0.1}"
+    _, data = build_experiment(load_experiment(path, [grows]))
+    assert data.count_samples(3, 1.0) == int(0.6 * len(data.shares[3]))
+    with pytest.raises(ValueError, match=r"Expected no `data.grows`"):
+        build_experiment(
+            load_experiment(path, [grows, "method.type=split", "method.cut=features.2"])
+        )

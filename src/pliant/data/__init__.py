@@ -15,6 +15,7 @@ from pliant.data.batches import count_batches as count_batches
 from pliant.data.batches import cycle_batches as cycle_batches
 from pliant.data.batches import make_batches as make_batches
 from pliant.data.download.cache import get_data_root as get_data_root
+from pliant.data.federated import DataGrowth as DataGrowth
 from pliant.data.federated import FederatedData as FederatedData
 from pliant.data.federated import TrainTestData as TrainTestData
 from pliant.data.formats.image_folder import image_folder as image_folder

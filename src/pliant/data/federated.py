@@ -1,6 +1,7 @@
 """A data set before and after its partition among devices."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -9,6 +10,25 @@ from numpy.typing import NDArray
 from pliant.data.images import ImageDataset
 from pliant.data.partition import Partition, Shares, summarise_shares
 from pliant.rng import rng_stream
+from pliant.value import Fraction, NonNegative, Value
+
+
+class DataGrowth(Value, frozen=True):
+    """Let the images of each device arrive over virtual time, in a random order.
+
+    >>> import pliant as pl
+    >>> growth = pl.DataGrowth(start=0.3, rate=0.1)
+    >>> [growth.count_samples(20, now) for now in (0.0, 2.0, 9.0)]
+    [6, 10, 20]
+    """
+
+    start: Fraction = 0.3  # share of a device's images that it has at first, at least one
+    rate: NonNegative = 0.001  # share that arrives per second
+
+    def count_samples(self, samples: int, now: float) -> int:
+        """Return how many of a device's images have arrived."""
+        share = min(1.0, self.start + self.rate * now)
+        return max(1, math.floor(share * samples + 1e-9))
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +49,7 @@ class FederatedData:
     shares: Shares  # indices into `train`, one array per device
     proxy_indices: NDArray[np.int64]
     test_shares: Shares = ()  # indices into `test`, if each device has its own test images
+    growth: DataGrowth | None = None  # of the shares, from their first images on
 
     def __post_init__(self) -> None:
         if 0 in self.sizes():
@@ -44,6 +65,23 @@ class FederatedData:
         """Return the number of images of each device."""
         return tuple(len(share) for share in self.shares)
 
+    def count_samples(self, device: int, now: float | None = None) -> int:
+        """Return how many images a device has at a virtual time; in the end, without one."""
+        samples = len(self.shares[device])
+        return (
+            samples
+            if self.growth is None or now is None
+            else self.growth.count_samples(samples, now)
+        )
+
+    def grow(self, growth: DataGrowth, seed: int) -> "FederatedData":
+        """Return the data with shares that grow, in the order in which their images arrive."""
+        shares = tuple(
+            rng_stream(seed, "growth", device).permutation(share)
+            for device, share in enumerate(self.shares)
+        )
+        return replace(self, shares=shares, growth=growth)
+
     def get_test_indices(self, device: int) -> NDArray[np.int64]:
         """Return the indices of one device's test images: its own, or else all."""
         return self.test_shares[device] if self.test_shares else np.arange(len(self.test))
@@ -55,6 +93,8 @@ class FederatedData:
             hasher.update(repr([len(share) for share in shares]).encode())
             for share in shares:
                 hasher.update(np.asarray(share, np.int64).tobytes())
+        if self.growth is not None:
+            hasher.update(repr(self.growth).encode())
         train, test = self.train.compute_digest(), self.test.compute_digest()
         return {"train": train, "test": test, "partition": hasher.hexdigest()}
 

@@ -172,7 +172,7 @@ class AsyncDevices:
         return TaskInFlight(
             key,
             *list_used_steps(timetable, 0),
-            run.lr,
+            run.compute_lr(device),
             run.state.next_round,
             now,
             run.last_row,
@@ -198,7 +198,8 @@ class AsyncDevices:
         if task.rows:
             if task.base not in self._pool_versions:
                 self._pool_versions[task.base] = self._pool.share(self._base_params[task.base])
-            job = replace(make_job(run, task.key, task.rows, task.macs), lr=task.lr)
+            job = make_job(run, task.key, task.rows, task.macs, sent_at=task.sent_at)
+            job = replace(job, lr=task.lr)
             self._jobs[device] = job, self._pool.submit(job, self._pool_versions[task.base])
 
     def _end_task(self, run: Run, device: int) -> tuple[Update | None, TaskRecord]:
@@ -216,7 +217,8 @@ class AsyncDevices:
         self._forget_versions()
         if update is not None:
             base = {name: sent[name] for name in run.state.server_state.params}
-            update = replace(update, staleness=staleness, base=base)
+            seconds = task.ends_at - task.sent_at
+            update = replace(update, staleness=staleness, base=base, seconds=seconds)
         return update, complete_record(record, update, reason)
 
     def _abandon_tasks(self, run: Run) -> list[TaskRecord]:

@@ -66,7 +66,11 @@ def check_asynchronous(method: Method, settings: RunSettings, fleet: Fleet) -> N
 
 def _check_lone_samples(net: nn.Module, data: FederatedData, local: LocalTraining) -> None:
     sizes = data.sizes()
-    lone = [device for device, size in enumerate(sizes) if 1 in list_batch_sizes(size, local)[-1:]]
+    lone = [
+        device
+        for device in range(len(sizes))
+        if any(1 in list_batch_sizes(size, local)[-1:] for size in _list_sizes(data, device, local))
+    ]
     if not lone or _can_train_on_one(net, data):
         return
     count = sizes[lone[0]]
@@ -77,6 +81,12 @@ def _check_lone_samples(net: nn.Module, data: FederatedData, local: LocalTrainin
         f"variance, got one of 1 on device {lone[0]}{others}: {count} samples in batches of "
         f"{local.batch}" + ("; set `drop_short` in the local training" if can_drop else "")
     )
+
+
+def _list_sizes(data: FederatedData, device: int, local: LocalTraining) -> range:
+    """Return the numbers of samples that a device may train on: several, if they grow."""
+    first, last = data.count_samples(device, 0.0), data.count_samples(device)
+    return range(first, min(last, first + local.batch) + 1)  # then sizes repeat
 
 
 def _can_train_on_one(net: nn.Module, data: FederatedData) -> bool:

@@ -42,7 +42,7 @@ class Job:
 def run_job(context: WorkerContext, shared: Params, job: Job) -> Update:
     """Train one task; `shared` holds the network and, under `EXTRA_PREFIX`, what else is sent."""
     planned = [*zip(job.rows, job.macs, strict=True), None]
-    steps = iter_steps(context, job.key, planned.__getitem__)
+    steps = iter_steps(context, job.key, planned.__getitem__, job.num_samples)
     task = make_task(context, shared, job)
     update = context.train(task, steps)
     if isinstance(job.compression, Uncompressed) or not _is_well_formed(update, task):
@@ -82,10 +82,16 @@ def make_task(context: WorkerContext, shared: Params, job: Job) -> Task:
 
 
 def iter_steps(
-    context: WorkerContext, key: TaskKey, choose: Callable[[int], RowAndMacs | None]
+    context: WorkerContext,
+    key: TaskKey,
+    choose: Callable[[int], RowAndMacs | None],
+    samples: int = 0,
 ) -> Iterator[Step]:
-    """Yield mini-batches with their subnets; `choose` is called for each one as it is requested."""
-    local, share = context.method.local, context.get_share(key.device)
+    """Yield mini-batches with their subnets; `choose` is called for each one as it is requested.
+
+    They are drawn from the device's first samples, or from all of them.
+    """
+    local, share = context.method.local, context.get_share(key.device)[: samples or None]
     batches = cycle_batches(
         context.data.train,
         share,

@@ -93,6 +93,10 @@ class Run:
             return local.schedule.lr_at(local.optimiser.lr, self.progress, 1)
         return local.schedule.lr_at(local.optimiser.lr, number, self.settings.rounds)
 
+    def compute_lr(self, device: int) -> float:
+        """Return the learning rate of a device's next task."""
+        return self.lr * self.context.scale_lr(self.state.server_state, device)
+
     @property
     def progress(self) -> float:
         """Return how much of the run is done: 0 before the first round, 1 after the last."""

@@ -75,7 +75,8 @@ def train_round(run: Run, pool: Pool[Job, Update], jobs: Sequence[Job]) -> Train
 def _plan_update(context: WorkerContext, job: Job) -> Update:
     """Return what is known of an update before it is trained."""
     key, steps = job.key, len(job.rows)
-    sizes = zip(job.rows, context.plan_work(key.device).sizes, strict=False)
+    work = context.plan_work(key.device, job.num_samples)
+    sizes = zip(job.rows, work.sizes, strict=False)
     samples = sum(context.scale_inputs(row).count_samples(size) for row, size in sizes)
     macs = [*accumulate(job.macs, initial=0.0)][-1]  # in the order of a device
     subnets = []
@@ -110,17 +111,26 @@ def list_used_steps(timetable: Timetable, index: int) -> tuple[tuple[int, ...], 
     return tuple(rows), tuple(macs)
 
 
-def make_job(run: Run, key: TaskKey, rows: tuple[int, ...], macs: tuple[float, ...]) -> Job:
-    """Return the job of a task with these rows and planned MACs, sent now."""
+def make_job(
+    run: Run,
+    key: TaskKey,
+    rows: tuple[int, ...],
+    macs: tuple[float, ...],
+    *,
+    sent_at: float | None = None,
+) -> Job:
+    """Return the job of a task with these rows and planned MACs, sent now or at another time."""
     device, state = key.device, run.state
-    summary = run.context.summarise_data(device)
+    summary = run.context.summarise_data(device, state.seconds if sent_at is None else sent_at)
     upload = run.settings.compression, state.residuals.get(device, {})
-    return Job(key, rows, macs, run.lr, state.device_states.get(device), *summary, *upload)
+    return Job(
+        key, rows, macs, run.compute_lr(device), state.device_states.get(device), *summary, *upload
+    )
 
 
 def make_manifest(run: Run, shared: Params, job: Job) -> UpdateManifest:
     """Return what a valid update for a job looks like."""
-    sizes = run.context.plan_work(job.key.device).sizes[: len(job.rows)]
+    sizes = run.context.plan_work(job.key.device, job.num_samples).sizes[: len(job.rows)]
     # a method may charge several passes
     max_macs = [
         max(size * run.context.full_macs, macs) for size, macs in zip(sizes, job.macs, strict=True)

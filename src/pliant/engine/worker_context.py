@@ -43,6 +43,7 @@ from pliant.methods.verbs import (
     Merges,
     Method,
     ScalesInputs,
+    ScalesLr,
     SelectsFilters,
     SelectsSubnets,
     SendsSubnets,
@@ -83,7 +84,7 @@ class WorkerContext:
         return self.net.macs(self.net.full, training=True)
 
     @cached_property
-    def _data_summaries(self) -> dict[int, tuple[int, tuple[int, ...]]]:
+    def _data_summaries(self) -> dict[tuple[int, int], tuple[int, tuple[int, ...]]]:
         return {}
 
     @cached_property
@@ -91,29 +92,36 @@ class WorkerContext:
         return {}
 
     def get_share(self, device: int) -> NDArray[np.int64]:
-        """Return the indices of a device's samples."""
+        """Return the indices of a device's samples, in the order of their arrival if they grow."""
         return self.data.shares[device % len(self.data)]
 
-    def summarise_data(self, device: int) -> tuple[int, tuple[int, ...]]:
-        """Return the number of samples on a device, and their classes."""
-        index = device % len(self.data)
-        if index not in self._data_summaries:
-            share = self.data.shares[index]
-            classes = np.unique(self.data.train.labels.numpy()[share])
-            self._data_summaries[index] = len(share), tuple(classes.tolist())
-        return self._data_summaries[index]
+    def count_samples(self, device: int, now: float | None = None) -> int:
+        """Return how many samples a device has at a virtual time; in the end, without one."""
+        return self.data.count_samples(device % len(self.data), now)
 
-    def plan_work(self, device: int) -> LocalWork:
-        """Return the mini-batches of a device's task."""
-        samples, local = len(self.get_share(device)), self.method.local
+    def summarise_data(self, device: int, now: float | None = None) -> tuple[int, tuple[int, ...]]:
+        """Return the number of samples on a device at a time, and their classes."""
+        key = device % len(self.data), self.count_samples(device, now)
+        if key not in self._data_summaries:
+            share = self.data.shares[key[0]][: key[1]]
+            classes = np.unique(self.data.train.labels.numpy()[share])
+            self._data_summaries[key] = len(share), tuple(classes.tolist())
+        return self._data_summaries[key]
+
+    def plan_work(self, device: int, samples: int | None = None) -> LocalWork:
+        """Return the mini-batches of a device's task, on its first samples or on all."""
+        samples, local = samples or self.count_samples(device), self.method.local
         if samples not in self._work:
             sizes = list_batch_sizes(samples, local) * local.epochs
             self._work[samples] = LocalWork(sizes, self.full_macs)
         return self._work[samples]
 
-    def compute_batch_sizes(self, devices: IntArray) -> FloatArray:
-        """Return the samples of each mini-batch, as (device, step)."""
-        sizes = [self.plan_work(device).sizes for device in devices.tolist()]
+    def compute_batch_sizes(self, devices: IntArray, now: float | None = None) -> FloatArray:
+        """Return the samples of each mini-batch of tasks sent at a time, as (device, step)."""
+        sizes = [
+            self.plan_work(device, self.count_samples(device, now)).sizes
+            for device in devices.tolist()
+        ]
         longest = max(map(len, sizes), default=1)  # there may be no devices
         padded = [row + (0,) * (longest - len(row)) for row in sizes]
         return np.array(padded, np.float64).reshape(len(sizes), longest)
@@ -131,6 +139,10 @@ class WorkerContext:
     def limit_row(self, state: Any, progress: float) -> int | None:
         """Return the last row that devices may choose in a round; None: they may choose any."""
         return None if self._limiter is None else self._limiter.limit_row(self.net, state, progress)
+
+    def scale_lr(self, state: Any, device: int) -> float:
+        """Return the factor of a device's learning rate."""
+        return self.method.scale_lr(state, device) if isinstance(self.method, ScalesLr) else 1.0
 
     def limit_budget(self, last_row: int | None) -> BudgetPolicy:
         """Return the policy of a round with this last row."""

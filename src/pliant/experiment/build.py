@@ -41,6 +41,10 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
         data = _partition_data(config, config.partition, devices, experiment.seed)
     if isinstance(experiment.method, AnySplit):
         check_split_rules(experiment.settings, experiment.fleet, len(data))
+        if config.grows is not None:
+            raise ValueError("Expected no `data.grows`: split methods use all images of a client")
+    if config.grows is not None:
+        data = data.grow(config.grows, experiment.seed)
     net = build_network(experiment.network, data, experiment.seed)
     if method is not None:
         check_asynchronous(method, experiment.settings, experiment.fleet)
@@ -64,11 +68,16 @@ def check_deployable(experiment: Experiment) -> None:
     if isinstance(method, RunsAsynchronously):
         kind = type(method).__name__
         raise ValueError(f"Expected a method with rounds, got {kind}, which is only simulated")
-    if experiment.seconds is not None or experiment.evaluation.every_seconds is not None:
-        raise ValueError(
-            "Expected neither `seconds` nor `evaluation.every_seconds`, which are virtual, for a "
-            "run on real devices"
-        )
+    virtual = {
+        "seconds": experiment.seconds,
+        "evaluation.every_seconds": experiment.evaluation.every_seconds,
+        "data.grows": experiment.data.grows,
+    }
+    for name, value in virtual.items():
+        if value is not None:
+            raise ValueError(
+                f"Expected no `{name}` for a run on real devices: it counts virtual seconds"
+            )
 
 
 def build_session(

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pliant.compression import AnyCompression, Uncompressed
-from pliant.data import AnyPartition, Iid
+from pliant.data import AnyPartition, DataGrowth, Iid
 from pliant.devices import Fleet, get_device_classes
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.round_loop import RunSettings
@@ -51,6 +51,7 @@ class DataConfig(Value, frozen=True):
     proxy_seed: int | None = None  # chooses the proxy images; None: the run's seed
     samples: Count | None = None  # maximum for each client of a mixture; None: all
     tests: Count | None = None  # likewise
+    grows: DataGrowth | None = None  # None: devices have all their images from the start
 
 
 class UserMethod(Value, frozen=True, tag="user"):

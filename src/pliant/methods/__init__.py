@@ -1,5 +1,6 @@
 """Federated learning methods, one file each."""
 
+from pliant.methods.asofed import AsoFed as AsoFed
 from pliant.methods.base import LocalTraining as LocalTraining
 from pliant.methods.base import LrSchedule as LrSchedule
 from pliant.methods.coherent import Coherent as Coherent
@@ -30,4 +31,4 @@ from pliant.methods.staleness import HingeStaleness as HingeStaleness
 from pliant.methods.staleness import PolynomialStaleness as PolynomialStaleness
 from pliant.methods.verbs import Method as Method
 
-AnyMethod = RoundMethod | FedAsync | FedBuff
+AnyMethod = RoundMethod | FedAsync | FedBuff | AsoFed

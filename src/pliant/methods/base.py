@@ -152,6 +152,7 @@ class Update:
     residual: Params = field(default_factory=dict)  # of compression; kept on the device
     staleness: int = 0  # merges since its task was sent; 0 in rounds
     base: Params = field(default_factory=dict)  # what it was sent; empty in rounds
+    seconds: float = 0.0  # virtual, from sending the task to its arrival; 0 in rounds
 
 
 @dataclass(frozen=True)

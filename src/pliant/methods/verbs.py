@@ -146,6 +146,14 @@ class SelectsFilters(Protocol):
         """Return a subnet of the same size, selected by the `extra` that the device was sent."""
 
 
+@runtime_checkable
+class ScalesLr(Protocol):
+    """By default all devices train with the same learning rate."""
+
+    def scale_lr(self, state: Any, device: int) -> float:
+        """Return the factor of a device's learning rate, given the server's state."""
+
+
 # The work of an asynchronous task: all its mini-batches, or those until the deadline.
 Work = Literal["pass", "seconds"]
 

@@ -174,6 +174,10 @@ class SubnetTrainer:
         """Flatten values of all trainable parameters (an anchor, a control variate)."""
         return self._param_layout.pack(params)
 
+    def unflatten_params(self, flats: list[Tensor]) -> Params:
+        """Return flat values of all trainable parameters by name."""
+        return clone(self._param_layout.unpack(flats))
+
     def gather_subnet(self, flats: list[Tensor]) -> list[Tensor]:
         """Return the current subnet's part of full-size flat buffers."""
         return gather_rows(flats, self._param_slices)
