@@ -3,9 +3,9 @@
     python scripts/tune.py experiments/progressive/tune_cifar10.toml
 
 The file has a [matrix] with the axis `method`; the other axes are what to tune. Every combination
-runs for the first 20 % of the rounds, the better half of each method's for 40 %, and the better
-half of those for 60 %. A combination counts by the mean of its last two evaluations, at the size
-that was trained last. Killed at any time, the same command resumes.
+runs for the first 20 % of its rounds or seconds, the better half of each method's for 40 %, and the
+better half of those for 60 %. A combination counts by the mean of its last two evaluations, at the
+size that was trained last. Killed at any time, the same command resumes.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from pathlib import Path
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.run_store import read_records
 from pliant.experiment.build import build_experiment, run_experiment
-from pliant.experiment.config import start_run
+from pliant.experiment.config import Experiment, start_run
 from pliant.experiment.sweep import SweepRun, load_sweep
 from pliant.params import Params
 from pliant.storage.run_dir import CONFIG_FILE
 from pliant.workers.pool import InlineWorkers, ProcessWorkers, open_pool
 
-SHARES = (0.2, 0.4, 0.6)  # of the rounds
+SHARES = (0.2, 0.4, 0.6)  # of the rounds or seconds
 
 
 def main() -> None:
@@ -36,40 +36,49 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=None)
     args = parser.parse_args()
     folder = (args.out or Path("runs") / args.spec.stem).resolve()
-    runs = load_sweep(args.spec, args.overrides)
-    scores: dict[SweepRun, list[float]] = {}
+    all_runs = runs = load_sweep(args.spec, args.overrides)
+    scores: dict[str, list[float]] = {}  # by name
     for share in SHARES:
-        rounds = round(share * runs[0].experiment.rounds)
-        advance = partial(run_until, folder, rounds)
+        advance = partial(run_until, folder, share)
         with open_pool(ProcessWorkers(args.processes), skip_setup, advance) as pool:
             pool.run(runs, {}, on_finish=lambda run: sys.stderr.write(f"{run.name}\n"))
         for run in runs:
-            scores.setdefault(run, []).append(score(folder / run.name, rounds))
+            scores.setdefault(run.name, []).append(score(folder / run.name, run.experiment, share))
         runs = [run for group in group_by_method(runs) for run in keep_half(group, scores)]
-    write_table(scores)
+    write_table(all_runs, scores)
 
 
 def skip_setup() -> None:
     return None
 
 
-def run_until(folder: Path, rounds: int, context: None, shared: Params, run: SweepRun) -> None:
-    """Run or resume one combination until it has done this many rounds."""
+def run_until(folder: Path, share: float, context: None, shared: Params, run: SweepRun) -> None:
+    """Run or resume one combination until it has done this share of its rounds or seconds."""
     path, experiment = folder / run.name, run.experiment
     if not (path / CONFIG_FILE).exists():
         start_run(path, experiment)
-    while (done := len(list_rounds(path))) < rounds:
-        net, data = build_experiment(experiment)
-        left = iter(range(rounds - done - 1))
-        for _ in run_experiment(
-            experiment,
-            net,
-            data,
-            workers=InlineWorkers(),
-            folder=path,
-            is_stopped=lambda left=left: next(left, None) is None,
-        ):
-            pass
+    records = list_rounds(path)
+    if records and not is_within(records[-1], experiment, share):
+        return
+    net, data = build_experiment(experiment)
+    reached: list[bool] = []
+    for record in run_experiment(
+        experiment,
+        net,
+        data,
+        workers=InlineWorkers(),
+        folder=path,
+        is_stopped=lambda: bool(reached),
+    ):
+        if not is_within(record, experiment, share):
+            reached.append(True)  # the next round is the last
+
+
+def is_within(record: RoundRecord, experiment: Experiment, share: float) -> bool:
+    """Return whether a round ends within a share of the run."""
+    if experiment.seconds is not None:
+        return record.seconds <= share * experiment.seconds + 1e-9
+    return record.round < round(share * experiment.rounds)
 
 
 def list_rounds(path: Path) -> list[RoundRecord]:
@@ -78,11 +87,11 @@ def list_rounds(path: Path) -> list[RoundRecord]:
     return [record for record in read_records(path) if isinstance(record, RoundRecord)]
 
 
-def score(path: Path, rounds: int) -> float:
-    """Return the mean accuracy of the last two evaluations within these rounds."""
-    records = [record for record in list_rounds(path) if record.round < rounds and record.score]
-    last = [record.trained_score or record.score for record in records[-2:]]
-    return sum(value.accuracy for value in last if value) / len(last)
+def score(path: Path, experiment: Experiment, share: float) -> float:
+    """Return the mean accuracy of the last two evaluations within a share of the run."""
+    within = [record for record in list_rounds(path) if is_within(record, experiment, share)]
+    scored = [record.trained_score or record.score for record in within if record.score]
+    return sum(value.accuracy for value in scored[-2:] if value) / max(1, len(scored[-2:]))
 
 
 def group_by_method(runs: Sequence[SweepRun]) -> list[list[SweepRun]]:
@@ -92,19 +101,20 @@ def group_by_method(runs: Sequence[SweepRun]) -> list[list[SweepRun]]:
     return [list(group) for _, group in groupby(sorted(runs, key=get_method), get_method)]
 
 
-def keep_half(runs: list[SweepRun], scores: dict[SweepRun, list[float]]) -> list[SweepRun]:
-    ranked = sorted(runs, key=lambda run: scores[run][-1], reverse=True)
+def keep_half(runs: list[SweepRun], scores: dict[str, list[float]]) -> list[SweepRun]:
+    ranked = sorted(runs, key=lambda run: scores[run.name][-1], reverse=True)
     return ranked[: max(1, len(runs) // 2)]
 
 
-def write_table(scores: dict[SweepRun, list[float]]) -> None:
+def write_table(all_runs: list[SweepRun], scores: dict[str, list[float]]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    axes = [key for key, _ in next(iter(scores)).axis_values]
+    axes = [key for key, _ in all_runs[0].axis_values]
     writer.writerow([*axes, *(f"{share:.0%}" for share in SHARES)])
-    for runs in group_by_method(list(scores)):
-        for run in sorted(runs, key=lambda run: [len(scores[run]), scores[run][-1]], reverse=True):
-            values = [value for _, value in run.axis_values]
-            writer.writerow([*values, *(f"{value:.4f}" for value in scores[run])])
+    for runs in group_by_method(all_runs):
+        by_name = {run.name: [value for _, value in run.axis_values] for run in runs}
+        ranked = sorted(by_name, key=lambda name: [len(scores[name]), scores[name][-1]])
+        for name in reversed(ranked):
+            writer.writerow([*by_name[name], *(f"{value:.4f}" for value in scores[name])])
 
 
 if __name__ == "__main__":
