@@ -20,6 +20,10 @@ speed = { type = "changing" }
 [rules]
 late = "partial"
 """
+ASYNCHRONOUS = RUN.replace(
+    'type = "distreal"',
+    'type = "fedbuff"\nbuffer = 2\nconcurrency = 5\ninner = { type = "coherent" }',
+).replace("local = { batch = 10 }\n", "")
 SEARCH = """
 [data]
 proxy = 200
@@ -42,9 +46,10 @@ eval_images = 40
     ("arguments", "text", "files"),
     [
         (["run"], RUN, ["events.jsonl"]),
+        (["run"], ASYNCHRONOUS, ["events.jsonl"]),
         (["search", "--no-pictures"], SEARCH, ["trials.jsonl", "table.safetensors"]),
     ],
-    ids=["run", "search"],
+    ids=["run", "asynchronous", "search"],
 )
 def test_two_ray_nodes_write_the_files_of_inline(cluster, arguments, text, files, tmp_path):  # noqa: F811
     address, environment = cluster
