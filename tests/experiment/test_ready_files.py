@@ -16,6 +16,7 @@ from pliant.engine.worker_context import WorkerContext
 from pliant.experiment.build import build_network
 from pliant.experiment.config import Experiment, NetworkConfig, load_search
 from pliant.experiment.sweep import load_sweep
+from pliant.methods.verbs import get_inner_method
 from pliant.nn.cut import find_cut_points
 from pliant.split import AnySplit
 from pliant.value import decode, encode
@@ -132,7 +133,7 @@ def test_every_method_of_a_file_fits_its_network(path, copy_root):
         method = experiment.method
         if getattr(method, "table", None) is not None:
             method = msgspec.structs.replace(method, table=pl.uniform_table(net, rows=3))
-        assert WorkerContext(net, None, method).budget_policy is not None
+        assert WorkerContext(net, None, get_inner_method(method)).budget_policy is not None
 
 
 @pytest.mark.parametrize("path", PAPER, ids=get_name)
