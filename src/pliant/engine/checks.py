@@ -10,7 +10,8 @@ from pliant.data import FederatedData
 from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.round_loop import RunSettings
-from pliant.engine.worker_context import build_context, list_batch_sizes, make_example_input
+from pliant.engine.round_tasks import list_batch_sizes
+from pliant.engine.worker_context import build_context, make_example_input
 from pliant.methods.base import LocalTraining
 from pliant.methods.verbs import Method, RunsAsynchronously, ScalesInputs, get_inner_method
 from pliant.nn.elastic import ElasticOptions

@@ -5,8 +5,10 @@ from functools import cached_property
 
 import numpy as np
 
+from pliant.data import count_batches
 from pliant.devices.budget import BoolArray
 from pliant.devices.vector_rng import FloatArray, IntArray
+from pliant.methods.base import LocalTraining
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,3 +81,21 @@ def make_tasks(
         np.broadcast_to(np.asarray(down_bytes, np.float64), devices.shape),
         np.broadcast_to(np.asarray(up_bytes, np.float64), devices.shape),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class LocalWork:
+    """The mini-batch sizes of one task, and the MACs per sample of the full network."""
+
+    sizes: tuple[int, ...]
+    full_macs: float
+
+    def macs_left(self, step: int) -> float:
+        """Return the full network's MACs of a step and all later ones."""
+        return self.full_macs * sum(self.sizes[step:])
+
+
+def list_batch_sizes(samples: int, local: LocalTraining) -> tuple[int, ...]:
+    """Return the sizes of the mini-batches in one epoch over these samples."""
+    count = count_batches(samples, local.batch, drop_short=local.drop_short)
+    return tuple(min(local.batch, samples - index * local.batch) for index in range(count))

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pliant.data import AS_IS, FederatedData, InputScale, count_batches
+from pliant.data import AS_IS, FederatedData, InputScale
 from pliant.devices import FULL_NETWORK, BudgetPolicy, DeviceCosts, PerBatch, PerRound
 from pliant.devices.budget import BoolArray
 from pliant.devices.vector_rng import FloatArray, IntArray
+from pliant.engine.round_tasks import LocalWork, list_batch_sizes
 from pliant.methods.aggregation import (
     MergesStream,
     UpdateStream,
@@ -22,7 +23,6 @@ from pliant.methods.aggregation import (
     weight_by,
 )
 from pliant.methods.base import (
-    LocalTraining,
     Step,
     Task,
     TaskKey,
@@ -56,18 +56,6 @@ from pliant.nn.subnet import Subnet
 from pliant.params import Params, nbytes
 
 InputFactory = Callable[[], tuple[nn.Module, FederatedData]]
-
-
-@dataclass(frozen=True, eq=False)
-class LocalWork:
-    """The mini-batch sizes of one task, and the MACs per sample of the full network."""
-
-    sizes: tuple[int, ...]
-    full_macs: float
-
-    def macs_left(self, step: int) -> float:
-        """Return the full network's MACs of a step and all later ones."""
-        return self.full_macs * sum(self.sizes[step:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -373,12 +361,6 @@ class WorkerContext:
         """Return how many bytes a device uploads on top of its delta."""
         method = self.method
         return method.extra_upload_bytes(self.net) if isinstance(method, HasExtraUpload) else 0
-
-
-def list_batch_sizes(samples: int, local: LocalTraining) -> tuple[int, ...]:
-    """Return the sizes of the mini-batches in one epoch over these samples."""
-    count = count_batches(samples, local.batch, drop_short=local.drop_short)
-    return tuple(min(local.batch, samples - index * local.batch) for index in range(count))
 
 
 def build_context(

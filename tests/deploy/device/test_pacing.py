@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pliant.deploy.device.pacing import RESERVE, MeasuredPacer
 from pliant.deploy.step_times import StepTimeCurve, parse_curve
 from pliant.devices import FULL_NETWORK, CostRows, PerBatch
-from pliant.engine.worker_context import LocalWork
+from pliant.engine.round_tasks import LocalWork
 
 SHARES = tuple(np.linspace(0.1, 1.0, 19).tolist())
 # half of the filters: a quarter of the MACs, half of the time

@@ -25,7 +25,8 @@ from pliant.deploy.messages import (
 from pliant.deploy.settings import BYTE_LIMIT_FILE, HELLO_BYTES, Pace
 from pliant.deploy.step_times import StepTimeCurve, load_or_calibrate, write_curve
 from pliant.engine.local_work import iter_steps
-from pliant.engine.worker_context import LocalWork, WorkerContext
+from pliant.engine.round_tasks import LocalWork
+from pliant.engine.worker_context import WorkerContext
 from pliant.experiment.build import build_run_context
 from pliant.experiment.config import Experiment
 from pliant.experiment.user_code import is_user_function

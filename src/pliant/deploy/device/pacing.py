@@ -18,9 +18,9 @@ from pliant.devices import BudgetPolicy, DeviceStatus, FixedChoice, PerBatch, Ro
 from pliant.devices.budget import BoolArray
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.round_rules import NO_ROW_FITS
-from pliant.engine.round_tasks import RoundTasks
+from pliant.engine.round_tasks import LocalWork, RoundTasks
 from pliant.engine.timetable import build_timetable, compute_start_status
-from pliant.engine.worker_context import LocalWork, WorkerContext
+from pliant.engine.worker_context import WorkerContext
 from pliant.experiment.config import Experiment
 from pliant.methods.base import TaskKey
 
