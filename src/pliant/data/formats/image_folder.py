@@ -27,12 +27,12 @@ def image_folder(path: Path, *, test: float = 0.2, seed: int = 0) -> TrainTestDa
     path = Path(path)
     if (path / "train").is_dir() and (path / "test").is_dir():
         names = _list_class_names(path / "train")
-        train = _read_images(path / "train", names)
-        raw = _read_images(path / "test", names)
+        train = read_class_folders(path / "train", names)
+        raw = read_class_folders(path / "test", names)
         if raw.shape != train.shape:
             raise ValueError(f"{path}: expected test images {train.shape}, got {raw.shape}")
         return TrainTestData(train, replace(raw, mean=train.mean, std=train.std, name=path.name))
-    return split_train_test(_read_images(path, _list_class_names(path)), test=test, seed=seed)
+    return split_train_test(read_class_folders(path, _list_class_names(path)), test=test, seed=seed)
 
 
 def _list_class_names(path: Path) -> list[str]:
@@ -44,7 +44,8 @@ def _list_class_names(path: Path) -> list[str]:
     return names
 
 
-def _read_images(path: Path, names: Sequence[str]) -> ImageDataset:
+def read_class_folders(path: Path, names: Sequence[str]) -> ImageDataset:
+    """Read images whose class is the place of their sub-folder in `names`."""
     if extra := sorted(set(_list_class_names(path)) - set(names)):
         raise ValueError(f"{path}: expected the classes {list(names)}, also got {extra}")
     files = [
