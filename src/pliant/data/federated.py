@@ -65,9 +65,13 @@ class FederatedData:
         """Return the number of images of each device."""
         return tuple(len(share) for share in self.shares)
 
+    def get_share(self, device: int) -> NDArray[np.int64]:
+        """Return the indices of a device's images; devices beyond the last share reuse them."""
+        return self.shares[device % len(self.shares)]
+
     def count_samples(self, device: int, now: float | None = None) -> int:
         """Return how many images a device has at a virtual time; in the end, without one."""
-        samples = len(self.shares[device])
+        samples = len(self.get_share(device))
         return (
             samples
             if self.growth is None or now is None
@@ -81,6 +85,11 @@ class FederatedData:
             for device, share in enumerate(self.shares)
         )
         return replace(self, shares=shares, growth=growth)
+
+    def list_classes(self, device: int) -> tuple[int, ...]:
+        """Return the classes of a device's images."""
+        classes: list[int] = np.unique(self.train.labels.numpy()[self.get_share(device)]).tolist()
+        return tuple(classes)
 
     def get_test_indices(self, device: int) -> NDArray[np.int64]:
         """Return the indices of one device's test images: its own, or else all."""

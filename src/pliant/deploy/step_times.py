@@ -120,7 +120,7 @@ def load_or_calibrate(context: WorkerContext, device: int, folder: Path) -> Step
         points = ()
     curve = parse_curve(points)
     if curve is None:
-        share = np.resize(context.get_share(device), context.method.local.batch)  # a full one
+        share = np.resize(context.data.get_share(device), context.method.local.batch)  # a full one
         samples = context.data.train.select(share)
         inputs = samples.get_normalised(), samples.labels
         if context.scales_inputs:

@@ -91,7 +91,7 @@ def iter_steps(
 
     They are drawn from the device's first samples, or from all of them.
     """
-    local, share = context.method.local, context.get_share(key.device)[: samples or None]
+    local, share = context.method.local, context.data.get_share(key.device)[: samples or None]
     batches = cycle_batches(
         context.data.train,
         share,

@@ -193,7 +193,7 @@ def average_params(session: Session, params: Mapping[int, Params], trim: float =
     """
     if trim:
         return _trim_params(list(params.values()), trim)
-    sizes = [float(len(session.data.shares[client])) for client in params]
+    sizes = [float(session.data.count_samples(client)) for client in params]
     mean = weighted_sum(zip(normalise_weights(sizes), params.values(), strict=True))
     first = next(iter(params.values()))
     return {

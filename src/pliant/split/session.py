@@ -106,7 +106,7 @@ class Session:
 
     def num_batches(self, client: int) -> int:
         """Return the mini-batches of one pass over a client's data."""
-        return -(-len(self.data.shares[client]) // self.local.batch)
+        return -(-self.data.count_samples(client) // self.local.batch)
 
     def load_batch(self, client: int, round: int, step: int) -> LabelledBatch:
         """Return a client's mini-batch; after its last one a new epoch starts."""
@@ -114,18 +114,17 @@ class Session:
         return self._cached_epoch(client, round, epoch)[index]
 
     def batch_size(self, client: int, step: int) -> int:
-        samples, index = len(self.data.shares[client]), step % self.num_batches(client)
+        samples, index = self.data.count_samples(client), step % self.num_batches(client)
         return min(self.local.batch, samples - index * self.local.batch)
 
     def _load_epoch(self, client: int, round: int, epoch: int) -> Batches:
-        local, share = self.local, self.data.shares[client]
+        local, share = self.local, self.data.get_share(client)
         address = (self.seed, round, client, epoch)
         return make_batches(self.data.train, share, local.batch, *address, augment=local.augment)
 
     @cached_property
     def client_classes(self) -> list[frozenset[int]]:
-        labels = self.data.train.labels.numpy()
-        return [frozenset(np.unique(labels[share]).tolist()) for share in self.data.shares]
+        return [frozenset(self.data.list_classes(client)) for client in range(len(self.data))]
 
     def make_clients(
         self, make_module: Callable[[int], nn.Module], local_loss: LocalLoss | None = None
