@@ -33,7 +33,7 @@ def make_task(number, device, outcome="finished"):
     )
 
 
-def write_run(folder, accuracies, *, late=(), **config):
+def write_run(folder, accuracies, *, late=(), on_devices=None, **config):
     """Write a run with these accuracies by round; None is a round without an evaluation."""
     folder.mkdir(parents=True)
     config = {"method": {"type": "fedavg"}, "rounds": len(accuracies), "seed": 0} | config
@@ -48,6 +48,7 @@ def write_run(folder, accuracies, *, late=(), **config):
                 for device in (4, 7)
             ]
             total = sum_tasks(number, float(number + 1), tasks)
+            total = msgspec.structs.replace(total, on_devices=on_devices)
             if accuracy is not None:
                 total = msgspec.structs.replace(total, score=Score(accuracy, 0.5, (accuracy,)))
             for record in [*tasks, total]:

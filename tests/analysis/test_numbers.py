@@ -12,6 +12,7 @@ from pliant.analysis.runs import group_runs, load_runs, select_finished
 from pliant.analysis.style import format_short, get_line_style
 from pliant.analysis.summary import format_summary, summarise_groups
 from pliant.analysis.utilisation import compute_utilisation
+from pliant.engine.device_scores import DeviceScores
 
 
 @pytest.fixture
@@ -46,6 +47,26 @@ def test_a_curve_covers_only_the_range_common_to_all_seeds(tmp_path):
 def test_compute_is_useful_wasted_or_unused(groups):
     assert compute_utilisation(groups[0]) == pytest.approx((0.5, 0.0, 0.5))
     assert compute_utilisation(groups[1]) == pytest.approx((0.25, 0.25, 0.5))
+
+
+def test_the_table_shows_how_unequal_devices_are(groups, tmp_path):
+    # 90 of 100 and 5 of 10; the worst of two devices is the worst tenth
+    scores = DeviceScores((4, 7), (90, 5), (100, 10))
+    write_run(tmp_path / "own", [None, None], on_devices=scores, method={"type": "own"})
+    [row] = summarise_groups(select_finished(group_runs(load_runs([tmp_path / "own"]))), target=0.4)
+    assert row.mean_accuracy == row.device_accuracy == pytest.approx(95 / 110)
+    assert (row.device_spread, row.worst_decile) == pytest.approx((0.2, 0.5))
+    columns, [cells] = format_summary([row], 0.4)
+    table = dict(zip(columns, cells, strict=True))
+    assert (table["on devices"], table["spread"]) == ("86.36 %", "20.00 %")
+    assert table["worst decile"] == "50.00 %"
+    assert "worst decile" not in format_summary(summarise_groups(groups, 0.4), 0.4)[0]
+
+
+@pytest.mark.parametrize(("devices", "worst"), [(1, 1), (10, 1), (11, 2), (20, 2), (21, 3)])
+def test_a_decile_is_a_tenth_of_the_devices_rounded_up(devices, worst):
+    scores = DeviceScores(tuple(range(devices)), tuple(range(devices)), (100,) * devices)
+    assert scores.worst_decile == pytest.approx(sum(range(worst)) / worst / 100)
 
 
 def test_the_table_has_means_and_the_c3_score(groups):

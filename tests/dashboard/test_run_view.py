@@ -6,9 +6,11 @@ from array import array
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.analysis.runs_on_disk import write_run as write_own_run
 from tests.dashboard.written_runs import make_lines, write_run
 
-from pliant.dashboard.run_view import MAX_POINTS, RunView, thin_indices
+from pliant.dashboard.run_view import COLUMNS, MAX_POINTS, RunView, thin_indices
+from pliant.engine.device_scores import DeviceScores
 
 
 def read_view(folder):
@@ -27,6 +29,15 @@ def test_rounds_become_columns_and_costs_add_up(tmp_path):
     assert columns["accuracy"] == pytest.approx([0.1, 0.55, 0.7])
     assert columns["used"] == [0.8, 0.8, 0.8]
     assert columns["merged"] == [1.0, 1.0, 1.0]
+
+
+def test_tests_by_devices_become_columns(tmp_path):
+    scores = DeviceScores((4, 7), (90, 5), (100, 10))
+    columns = read_view(write_own_run(tmp_path / "run", [None], on_devices=scores))
+    [values] = zip(*columns.get_columns_since(0).values(), strict=True)
+    shown = dict(zip(COLUMNS, values, strict=True))
+    assert shown["accuracy"] == shown["devices"] == pytest.approx(95 / 110)
+    assert (shown["spread"], shown["worst"]) == pytest.approx((0.2, 0.5))
 
 
 def test_only_new_rounds_are_returned(tmp_path):

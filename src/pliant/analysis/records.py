@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from pliant.engine.device_scores import DeviceScores
+
 EVENTS = "events.jsonl"
 ROUND_PREFIX, TASK_PREFIX = b'{"type":"round"', b'{"type":"task"'
 
@@ -66,13 +68,16 @@ class RoundFields(msgspec.Struct):
     staleness: float | None = None
     exchange: ExchangeFields | None = None
     personal: PersonalFields | None = None
+    on_devices: DeviceScores | None = None
 
     @property
     def accuracy(self) -> float | None:
         """Return the mean of the devices' own tests if there is one, else the test accuracy."""
         if self.personal is not None and self.personal.per_device:
             return sum(self.personal.per_device) / len(self.personal.per_device)
-        return self.score.accuracy if self.score else None
+        if self.score is not None:
+            return self.score.accuracy
+        return None if self.on_devices is None else self.on_devices.accuracy
 
     @property
     def test_loss(self) -> float | None:

@@ -41,6 +41,10 @@ class SummaryRow:
     c3: float = 0.0  # with the largest costs in the table as budgets
     rounds: float = 0.0
     joules: float = 0.0
+    # of the last tests by devices themselves, mean over runs
+    device_accuracy: float | None = None  # weighted by test images
+    device_spread: float | None = None
+    worst_decile: float | None = None
 
     @property
     def mean_accuracy(self) -> float:
@@ -107,6 +111,7 @@ def _summarise_group(group: AxisValues, runs: Sequence[Rounds], target: float) -
         *_average_exchange(runs),
         rounds=statistics.fmean(map(len, runs)),
         joules=sum(record.joules for record in records) / len(runs),
+        **_average_device_scores(runs),
     )
 
 
@@ -122,6 +127,18 @@ def _average_exchange(runs: Sequence[Rounds]) -> tuple[float | None, float | Non
     names = ("forward", "server", "nonzero")
     forward, server, nonzero = (sum(getattr(p, n) for p in parts) / len(runs) for n in names)
     return forward / 1e9, (forward + server) / 1e9, nonzero / 1e6
+
+
+def _average_device_scores(runs: Sequence[Rounds]) -> dict[str, float]:
+    tested = [[r.on_devices for r in run if r.on_devices is not None] for run in runs]
+    last = [scores[-1] for scores in tested if scores]
+    if not last:
+        return {}
+    return {
+        "device_accuracy": statistics.fmean(scores.accuracy for scores in last),
+        "device_spread": statistics.fmean(scores.spread for scores in last),
+        "worst_decile": statistics.fmean(scores.worst_decile for scores in last),
+    }
 
 
 def _average_trained_accuracy(last_rounds: Rounds) -> float | None:
@@ -149,6 +166,9 @@ def _format_row(row: SummaryRow, target: float) -> dict[str, str]:
         "seeds": f"{row.seeds}",
         "rounds": f"{row.rounds:g}",
         "accuracy": spread if row.seeds > 1 else format_percent(mean),
+        "on devices": format_percent(row.device_accuracy),
+        "spread": format_percent(row.device_spread),
+        "worst decile": format_percent(row.worst_decile),
         f"rounds to {target:.0%}": MISSING if rounds is None else f"{rounds:.1f}",
         f"s to {target:.0%}": MISSING if seconds is None else f"{seconds:.1f}",
         "seconds": f"{row.seconds:.1f}",

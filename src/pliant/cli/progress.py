@@ -66,4 +66,6 @@ def format_scores(record: "RoundRecord") -> str:
     """Return the loss and the accuracy of a round, as far as they are known."""
     loss = "" if record.loss is None else f"  loss {record.loss:.3f}"
     accuracy = "" if record.accuracy is None else f"  accuracy {record.accuracy:6.2%}"
-    return loss + accuracy
+    scores = record.on_devices
+    devices = "" if scores is None else f"  worst decile of devices {scores.worst_decile:6.2%}"
+    return loss + accuracy + devices

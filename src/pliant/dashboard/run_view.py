@@ -18,6 +18,7 @@ MAX_TASKS = 400  # per round of a timeline
 MAX_ROUND_BYTES = 1 << 23  # read per round of a timeline
 COLUMNS = (
     "round", "seconds", "macs", "bytes", "accuracy", "loss", "used", "merged", "side", "staleness",
+    "devices", "spread", "worst",
 )  # fmt: skip
 
 
@@ -53,6 +54,7 @@ class RunView:
     def _add_round(self, record: RoundFields, end: int) -> None:
         totals = self.columns["macs"], self.columns["bytes"]
         macs, traffic = (column[-1] if column else 0.0 for column in totals)
+        scores = record.on_devices
         values = (
             record.round + 1,
             record.seconds,
@@ -64,6 +66,9 @@ class RunView:
             record.merged / record.tasks if record.tasks else math.nan,
             record.side or math.nan,
             math.nan if record.staleness is None else record.staleness,
+            math.nan if scores is None else scores.accuracy,
+            math.nan if scores is None else scores.spread,
+            math.nan if scores is None else scores.worst_decile,
         )
         for name, value in zip(COLUMNS, values, strict=True):
             self.columns[name].append(value)

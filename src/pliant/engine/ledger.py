@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from pliant.engine.device_scores import DeviceScores
 from pliant.engine.evaluation import PersonalScore, Score
 
 
@@ -94,13 +95,13 @@ class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
     dispatched_at: float | None = None  # seconds at which real devices got their requests
     side: int | None = None  # of the largest training images, if they were scaled down
     staleness: float | None = None  # mean over merged updates, in an asynchronous run
+    on_devices: DeviceScores | None = None  # if devices tested the network themselves
 
     @property
     def accuracy(self) -> float | None:
         """Return the accuracy if evaluated; the mean over devices if they have their own tests."""
-        if self.personal is not None:
-            return self.personal.accuracy
-        return None if self.score is None else self.score.accuracy
+        scores = self.personal or self.score or self.on_devices
+        return None if scores is None else scores.accuracy
 
     @property
     def utilisation(self) -> float:

@@ -59,6 +59,9 @@ def collect_scalars(record: RoundRecord, macs: float, traffic: float) -> dict[st
     """Return the scalars of a round by tag; `macs` and `traffic` are totals so far."""
     scalars: dict[str, float | None] = {
         "accuracy": record.accuracy,
+        "devices/accuracy": record.on_devices.accuracy if record.on_devices else None,
+        "devices/spread": record.on_devices.spread if record.on_devices else None,
+        "devices/worst decile": record.on_devices.worst_decile if record.on_devices else None,
         "loss/train": record.loss,
         "loss/test": record.score.loss if record.score else None,
         "devices/utilisation": record.utilisation,

@@ -14,6 +14,9 @@ const AXES = {
 };
 const VALUES = {
   accuracy: ["test accuracy", (value) => percent(value, 0), percent],
+  devices: ["accuracy on devices", (value) => percent(value, 0), percent],
+  spread: ["spread over devices", (value) => percent(value, 0), percent],
+  worst: ["accuracy of the worst decile of devices", (value) => percent(value, 0), percent],
   loss: ["training loss", short, short],
   used: ["useful share of MACs", (value) => percent(value, 0), percent],
   merged: ["share of devices merged", (value) => percent(value, 0), percent],
