@@ -4,28 +4,41 @@ import time
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 
 from pliant.deploy.device import agent as agent_module
 from pliant.deploy.device.agent import DeviceAgent
 from pliant.deploy.device.host import Limits
+from pliant.deploy.messages import (
+    TrainRequest,
+    encode_for_devices,
+    encode_message,
+    has_own_data,
+)
 from pliant.deploy.server.replies import RawReply
 from pliant.deploy.server.rounds import DeviceTransport, serve
 from pliant.deploy.settings import ServerSettings
 from pliant.engine.run_store import read_records
 from pliant.engine.simulate import simulate
-from pliant.experiment.build import build_run_context
+from pliant.experiment.build import build_run_context, build_server_context
 from pliant.experiment.config import Experiment
 from pliant.value import decode
 
 
 class InProcessTransport:
-    """A transport to devices that reply at once; `tamper` may change or drop their replies."""
+    """A transport to devices that reply at once; `tamper` may change or drop their replies.
 
-    def __init__(self, devices, tamper=lambda device, round, raw: raw):
+    With an experiment, the devices are greeted first.
+    """
+
+    def __init__(self, devices, tamper=lambda device, round, raw: raw, experiment=None):
         self.devices = devices
         self.tamper = tamper
         self.hello_replies = {}
         self.waiting = []
+        if experiment is not None:
+            hello = encode_message(TrainRequest("hello", encode_for_devices(experiment), -1))
+            self.hello_replies = {d: agent.handle_request(hello) for d, agent in devices.items()}
 
     def find_online_devices(self):
         return set(self.devices)
@@ -56,6 +69,38 @@ def make_experiment(method="fedavg", *, fleet=None, **fields):
         "evaluation": {"every": 1000, "statistics": {"type": "running"}},
     }
     return decode(config | fields, Experiment)
+
+
+def make_own_experiment(method="fedavg", *, network=None, **fields):
+    """Make the same experiment for devices that bring these digits as their own data."""
+    form = {"input": [1, 28, 28], "classes": 10, "mean": [0.1307], "std": [0.3081]}
+    return make_experiment(method, network=form | (network or {}), **fields)
+
+
+def write_own_data(experiment, folder, *, tests=20):
+    """Write each device's part of the simulated split, and some tests, to a folder of its own."""
+    source = make_context(experiment).data
+    for device, share in enumerate(source.shares):
+        for part, images, indices in (
+            ("train", source.train, share),
+            ("test", source.test, np.arange(tests * device, tests * (device + 1))),
+        ):
+            path = folder / str(device) / part
+            path.mkdir(parents=True)
+            pixels, labels = images.pixels[indices].numpy(), images.labels[indices].numpy()
+            np.savez(path / "digits.npz", images=pixels, labels=labels)
+
+
+def make_own_devices(experiment, folder, **limits):
+    """Make devices with the data that `write_own_data` has written to a folder."""
+    return {
+        number: DeviceAgent(
+            number,
+            folder / f"device{number}",
+            Limits(data=str(folder / str(number)), **limits),
+        )
+        for number in range(experiment.fleet.size)
+    }
 
 
 CONTEXTS = {}
@@ -89,8 +134,10 @@ def serve_rounds(
     experiment, transport, folder, clock=time.monotonic, sleep=sleep_briefly, **options
 ):
     """Run the server's rounds and return all records."""
-    rounds = DeviceTransport(experiment, ServerSettings(**options), transport, clock, sleep)
-    list(serve(make_context(experiment), rounds, folder))
+    settings = ServerSettings(**options)
+    rounds = DeviceTransport(experiment, settings, transport, clock, sleep)
+    make = build_server_context if has_own_data(experiment, settings.pace) else make_context
+    list(serve(make(experiment), rounds, folder))
     return list(read_records(folder))
 
 

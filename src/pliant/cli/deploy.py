@@ -80,7 +80,7 @@ def up(
         allowance: Seconds for transport, in addition to a device's own time; with a split method,
             seconds of silence after which the round continues without a device.
         patience: Seconds to wait for devices at the start; later rounds wait for `allowance`.
-        pace: Let devices pace themselves by measured speed, or simulate the fleet of the file.
+        pace: Let devices pace themselves by measured speed, or rehearse the simulation of the file.
     """
     from pliant.cli import server
     from pliant.experiment.config import load_experiment
@@ -108,13 +108,19 @@ def _run_federation(
     keys: Path | None,
 ) -> int:
     from pliant.cli import server
+    from pliant.deploy.messages import has_own_data
     from pliant.deploy.security.certificates import make_keys
     from pliant.deploy.supervise.federation import Federation, open_run, select_server_kind
     from pliant.deploy.supervise.server import ServerSupervisor
 
     experiment = resize_fleet(described, devices)
     size = experiment.fleet.size
-    server.check_experiment(experiment)
+    if has_own_data(experiment, settings.pace):
+        raise ValueError(
+            "Expected no `input` in [network]: `deploy up` shares out the [data] of the file; "
+            "devices with their own data start with `pliant device --data`"
+        )
+    server.check_experiment(experiment, settings.pace)
     # Validate before creating the folder.
     ServerSupervisor(select_server_kind(experiment), folder, settings, port=port)
     open_run(folder, experiment)

@@ -4,7 +4,7 @@ import logging
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pliant.deploy.device.host import Limits
@@ -12,19 +12,24 @@ if TYPE_CHECKING:
 
 def device(
     *,
-    server: str,
-    number: int,
+    server: str | None = None,
+    number: int = 0,
     keys: Path | None = None,
     insecure: bool = False,
     state: Path | None = None,
     cpu_share: float = 1.0,
     only_when_charging: bool = False,
     data: Path | None = None,
+    dataset: str | None = None,
+    test_share: float = 0.2,
+    max_samples: int | None = None,
+    classes: Literal["declared", "hidden"] = "declared",
     code: Path | None = None,
+    dry_run: Path | None = None,
 ) -> int:
-    """Connect to a server and train on this machine when it requests it.
+    """Connect to a server and train on this machine, with its own data, when it requests it.
 
-    Example: pliant device --server example.org:9092 --number 3 --keys keys
+    Example: pliant device --server example.org:9092 --number 3 --keys keys --data photos
 
     Args:
         server: HOST:PORT of the server.
@@ -34,21 +39,54 @@ def device(
         state: Folder for state that survives a restart; by default ~/.pliant/device-NUMBER.
         cpu_share: Largest share of one core that training may use.
         only_when_charging: Do not train on battery.
-        data: Data folder on this machine.
+        data: This device's images: a folder per class, idx, NPZ, CSV or Parquet files. In a
+            rehearsal, the folder of the data sets.
+        dataset: file.py:function that returns this device's images, instead of --data.
+        test_share: Share of the images that is kept for tests, unless they come in two parts.
+        max_samples: Most images to train on in a round; by default as many as there are at first.
+        classes: Tell the server which classes this device has, or hide them.
         code: Folder of user code that experiments may import; without it, none is run.
+        dry_run: TOML file of an experiment; print what would leave this device, and send nothing.
     """
     from pliant.deploy.device.host import Limits
+    from pliant.experiment.user_code import make_absolute
+    from pliant.value import decode
 
-    if (keys is None) != insecure:
-        raise ValueError("Expected either --keys FOLDER or --insecure")
     if number < 0:
         raise ValueError(f"Expected --number from 0, got {number}")
     if not 0 < cpu_share <= 1:
         raise ValueError(f"Expected --cpu-share above 0 and up to 1, got {cpu_share:g}")
-    folders = resolve_folder("--data", data), resolve_folder("--code", code)
-    limits = Limits(cpu_share, only_when_charging, *folders)
+    if data is not None and dataset is not None:
+        raise ValueError("Expected either --data or --dataset, got both")
+    raw = {
+        "cpu_share": cpu_share,
+        "only_when_charging": only_when_charging,
+        "data": resolve_path("--data", data),
+        "code": resolve_folder("--code", code),
+        "dataset": None if dataset is None else make_absolute(dataset, Path()),
+        "test_share": test_share,
+        "max_samples": max_samples,
+        "hide_classes": classes == "hidden",
+    }
+    limits = decode(raw, Limits)
+    if dry_run is not None:
+        return _print_messages(dry_run, number, limits)
+    if server is None:
+        raise ValueError("Expected --server HOST:PORT or --dry-run EXPERIMENT.toml")
+    if (keys is None) != insecure:
+        raise ValueError("Expected either --keys FOLDER or --insecure")
     folder = state or Path.home() / ".pliant" / f"device-{number}"
     return _run_device(server, number, keys, folder, limits)
+
+
+def _print_messages(spec: Path, number: int, limits: "Limits") -> int:
+    """Print the messages of a device in the first round of an experiment."""
+    from pliant.deploy.supervise.dry_run import preview_messages
+    from pliant.experiment.config import load_experiment
+
+    for line in preview_messages(load_experiment(spec), number, limits):
+        sys.stdout.write(f"{line}\n")
+    return 0
 
 
 def _run_device(server: str, number: int, keys: Path | None, folder: Path, limits: "Limits") -> int:
@@ -73,6 +111,13 @@ def _run_device(server: str, number: int, keys: Path | None, folder: Path, limit
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def resolve_path(option: str, path: Path | None) -> str | None:
+    """Return the absolute path of an option's folder or file, or None; raise if there is none."""
+    if path is not None and not path.exists():
+        raise FileNotFoundError(f"Expected an existing folder for {option}, got {path}")
+    return None if path is None else str(path.resolve())
 
 
 def resolve_folder(option: str, folder: Path | None) -> str | None:

@@ -45,7 +45,7 @@ def server(
         allowance: Seconds for transport, in addition to a device's own time; with a split method,
             seconds of silence after which the round continues without a device.
         patience: Seconds to wait for devices at the start; later rounds wait for `allowance`.
-        pace: Let devices pace themselves by measured speed, or simulate the fleet of the file.
+        pace: Let devices pace themselves by measured speed, or rehearse the simulation of the file.
     """
     from pliant.deploy.security.certificates import check_fleet_keys
     from pliant.deploy.supervise.federation import open_run, select_server_kind
@@ -55,7 +55,7 @@ def server(
     if (keys is None) != insecure:
         raise ValueError("Expected either --keys FOLDER (see `pliant deploy init`) or --insecure")
     experiment, folder = load_experiment(spec, overrides), out or Path("runs") / spec.stem
-    check_experiment(experiment)
+    experiment = check_experiment(experiment, pace)
     if keys is not None:
         check_fleet_keys(keys, experiment.fleet.size)
     settings = make_server_settings(allowance, patience, pace)
@@ -65,22 +65,38 @@ def server(
     return show_rounds(supervisor, experiment, folder, format_address(host, port, keys))
 
 
-def check_experiment(experiment: "Experiment") -> None:
-    """Build an experiment once, to find errors before creating a folder."""
-    from pliant.experiment.build import build_experiment, check_deployable
+def check_experiment(experiment: "Experiment", pace: PaceName = "measured") -> "Experiment":
+    """Build an experiment once, to find errors before creating a folder; return it as it is run."""
+    from pliant.deploy.messages import has_own_data
+    from pliant.experiment.build import (
+        build_experiment,
+        build_server_context,
+        check_deployable,
+        choose_statistics,
+    )
     from pliant.split import AnySplit
     from pliant.split.session import Session
 
-    net, data = build_experiment(experiment)
-    method, fleet, count = experiment.method, experiment.fleet, len(data)
-    if isinstance(method, AnySplit):
-        if fleet.size != count:
+    method, fleet = experiment.method, experiment.fleet
+    if has_own_data(experiment, pace):
+        if isinstance(method, AnySplit):
             raise ValueError(
-                f"Expected {count} devices, one per client of the data, got {fleet.size}"
+                "Expected a federated method for devices with their own data (`input` in "
+                f"[network]), got {type(method).__name__}, which can only be rehearsed"
+            )
+        experiment = choose_statistics(experiment)
+        build_server_context(experiment)
+        return experiment
+    net, data = build_experiment(experiment)
+    if isinstance(method, AnySplit):
+        if fleet.size != len(data):
+            raise ValueError(
+                f"Expected {len(data)} devices, one per client of the data, got {fleet.size}"
             )
         Session(method, net, data, fleet, experiment.seed, only_client=0)
     else:
         check_deployable(experiment)
+    return experiment
 
 
 def make_server_settings(allowance: float, patience: float, pace: PaceName) -> "ServerSettings":

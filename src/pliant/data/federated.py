@@ -86,9 +86,10 @@ class FederatedData:
         )
         return replace(self, shares=shares, growth=growth)
 
-    def list_classes(self, device: int) -> tuple[int, ...]:
-        """Return the classes of a device's images."""
-        classes: list[int] = np.unique(self.train.labels.numpy()[self.get_share(device)]).tolist()
+    def list_classes(self, device: int, samples: int | None = None) -> tuple[int, ...]:
+        """Return the classes of a device's first images, or of all."""
+        share = self.get_share(device)[:samples]
+        classes: list[int] = np.unique(self.train.labels.numpy()[share]).tolist()
         return tuple(classes)
 
     def get_test_indices(self, device: int) -> NDArray[np.int64]:

@@ -10,19 +10,22 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from pliant.data.declared import DataDeclaration
 from pliant.deploy.settings import Pace
 from pliant.deploy.step_times import CurvePoints
 from pliant.deploy.versions import Versions, find_version_problem
+from pliant.experiment.config import Experiment, ServerConfig
 from pliant.params import Params, flatten
 from pliant.storage import checkpoint
+from pliant.value import encode
 
 DELTA, EXTRA, PARAMS = "change", "extra", "params"
 
 
 class TrainRequest(Struct, frozen=True):
-    """Ask a device to train, or only to report its speed."""
+    """Ask a device to train, to test a network, or only to report its speed and data."""
 
-    kind: Literal["hello", "train"]
+    kind: Literal["hello", "train", "test"]
     experiment: Any  # as returned by `pliant.value.encode`
     device: int
     round: int = 0
@@ -35,12 +38,13 @@ class TrainRequest(Struct, frozen=True):
     last_row: int | None = None  # that the device may choose; None: any
     nonce: str = ""  # 128 bits, which the reply repeats
     versions: Versions = Versions()
+    declaration: DataDeclaration | None = None  # the device's own, if it has its own data
 
 
 class TrainReply(Struct, frozen=True):
     """A device's report; the server must trust none of it."""
 
-    kind: Literal["hello", "update", "late", "declined", "failed"]
+    kind: Literal["hello", "update", "late", "declined", "failed", "score"]
     device: int
     round: int = 0
     reason: str = ""
@@ -50,15 +54,28 @@ class TrainReply(Struct, frozen=True):
     samples: int = 0
     macs: float = 0.0
     loss: float | None = None
-    num_samples: int = 0
+    num_samples: int = 0  # on the device, of which it used all
     short: int = 0  # mini-batches for which even the smallest row was too expensive
     curve: CurvePoints = ()  # of the mini-batches now
     nonce: str = ""  # of the request
     versions: Versions = Versions()
+    declaration: DataDeclaration | None = None  # in reply to a hello, if it has its own data
+    tests: int = 0  # images that a network was tested on
+    correct: int = 0
 
 
 class MalformedMessage(ValueError):
     """Bytes that are not a valid message; says what was expected instead."""
+
+
+def has_own_data(experiment: Experiment, pace: Pace) -> bool:
+    """Return whether devices bring their own data; else they share out that of the experiment."""
+    return experiment.network.input is not None and pace == "measured"
+
+
+def encode_for_devices(experiment: Experiment) -> Any:
+    """Encode an experiment without what only its server needs."""
+    return encode(msgspec.structs.replace(experiment, server=ServerConfig()))
 
 
 def encode_message(header: Struct, tensors: Mapping[str, Any] | None = None) -> bytes:

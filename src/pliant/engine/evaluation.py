@@ -71,7 +71,7 @@ def evaluate(
 ) -> Score:
     """Return accuracy, loss and accuracy per class of the full network, at an image size."""
     rows = make_slices(len(data.test), evaluation.batch)
-    settled = _settle_statistics(net, params, data, evaluation, side)
+    settled = settle_statistics(net, params, data, evaluation, side)
     totals = _evaluate_rows(net, settled, data, rows, side)
     loss = totals.loss / len(data.test)
     counts = zip(totals.correct.tolist(), totals.total.tolist(), strict=True)
@@ -84,7 +84,7 @@ def measure_accuracy(
     net: nn.Module, params: Params, data: FederatedData, device: int, evaluation: Evaluation
 ) -> float:
     """Return a network's accuracy on one device's own test images."""
-    settled = _settle_statistics(net, params, data, evaluation)
+    settled = settle_statistics(net, params, data, evaluation)
     return _measure_settled(net, settled, data, device, evaluation)
 
 
@@ -112,14 +112,14 @@ def evaluate_per_device(
         return measure_accuracy(net, params | trained, data, device, evaluation)
 
     devices = range(len(data))
-    settled = _settle_statistics(net, params, data, evaluation)  # once, for all devices
+    settled = settle_statistics(net, params, data, evaluation)  # once, for all devices
     return PersonalScore(
         tuple(_measure_settled(net, settled, data, device, evaluation) for device in devices),
         tuple(map(measure_trained, devices)),
     )
 
 
-def _settle_statistics(
+def settle_statistics(
     net: nn.Module,
     params: Params,
     data: FederatedData,

@@ -14,6 +14,7 @@ import torch
 
 from pliant.compression import AnyCompression, Uncompressed
 from pliant.devices import Fleet
+from pliant.engine.device_scores import DeviceScores
 from pliant.engine.evaluation import Evaluation, evaluate, evaluate_per_device
 from pliant.engine.ledger import RoundRecord, TaskRecord, sum_tasks
 from pliant.engine.local_work import EXTRA_PREFIX
@@ -68,6 +69,7 @@ class Run:
     repeats_empty_rounds: bool = False
     repeated_rounds: int = 0
     now: float | None = None  # seconds; None: at the start of the next round
+    test_on_devices: Callable[["Run"], DeviceScores | None] | None = None
 
     def __post_init__(self) -> None:
         method = self.context.method
@@ -222,6 +224,10 @@ def _add_scores(
     run: Run, record: RoundRecord, old_params: Params, updates: list[Update]
 ) -> RoundRecord:
     """Score the network: per device if devices have their own test images, else overall."""
+    if run.test_on_devices is not None:
+        record = msgspec.structs.replace(record, on_devices=run.test_on_devices(run))
+    if not len(run.context.data.test):
+        return record
     net, data, how = run.context.net, run.context.data, run.settings.evaluation
     params = run.state.server_state.params
     if not data.test_shares:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from pliant.data.declared import DataDeclaration
 from pliant.engine.ledger import Record, TaskRecord
 from pliant.engine.selection import History, LastTask
 from pliant.methods.base import ServerState, TaskKey
@@ -44,6 +45,7 @@ class RunState:
     device_states: dict[int, Any]  # kept by each device between rounds, in the method's own type
     history: History = field(default_factory=dict)  # by which some selections choose
     residuals: dict[int, Params] = field(default_factory=dict)  # of compression, by device
+    declarations: dict[int, DataDeclaration] = field(default_factory=dict)  # by device
     # of asynchronous runs only
     dispatches: int = 0  # so far
     in_flight: tuple[TaskInFlight, ...] = ()
@@ -99,6 +101,7 @@ class RunStore:
             "seconds": run_state.seconds.hex(),
             "position": position,
             "history": {str(device): task for device, task in run_state.history.items()},
+            "declarations": {str(device): d for device, d in run_state.declarations.items()},
             "dispatches": run_state.dispatches,
             "in_flight": run_state.in_flight,
         }
@@ -201,6 +204,7 @@ def _build_run_state(
         else {},
         {int(device): LastTask(*task) for device, task in metadata.get("history", {}).items()},
         {int(device): residual for device, residual in residuals.items()},
+        msgspec.convert(metadata.get("declarations", {}), dict[int, DataDeclaration], strict=False),
         metadata.get("dispatches", 0),
         msgspec.convert(metadata.get("in_flight", []), tuple[TaskInFlight, ...]),
         {int(version): params for version, params in versions.items()},

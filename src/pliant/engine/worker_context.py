@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor, nn
 
 from pliant.data import AS_IS, FederatedData, InputScale
@@ -42,6 +42,7 @@ from pliant.methods.verbs import (
     LimitsRows,
     Merges,
     Method,
+    NeedsClasses,
     ScalesInputs,
     ScalesLr,
     SelectsFilters,
@@ -54,6 +55,7 @@ from pliant.nn.filter_counts import make_count_costs
 from pliant.nn.memory import MemoryBounds, bound_memory
 from pliant.nn.subnet import Subnet
 from pliant.params import Params, nbytes
+from pliant.rng import rng_stream
 
 InputFactory = Callable[[], tuple[nn.Module, FederatedData]]
 
@@ -79,10 +81,6 @@ class WorkerContext:
     def _work(self) -> dict[int, LocalWork]:  # by number of samples
         return {}
 
-    def get_share(self, device: int) -> NDArray[np.int64]:
-        """Return the indices of a device's samples, in the order of their arrival if they grow."""
-        return self.data.shares[device % len(self.data)]
-
     def count_samples(self, device: int, now: float | None = None) -> int:
         """Return how many samples a device has at a virtual time; in the end, without one."""
         return self.data.count_samples(device % len(self.data), now)
@@ -91,9 +89,7 @@ class WorkerContext:
         """Return the number of samples on a device at a time, and their classes."""
         key = device % len(self.data), self.count_samples(device, now)
         if key not in self._data_summaries:
-            share = self.data.shares[key[0]][: key[1]]
-            classes = np.unique(self.data.train.labels.numpy()[share])
-            self._data_summaries[key] = len(share), tuple(classes.tolist())
+            self._data_summaries[key] = key[1], self.data.list_classes(*key)
         return self._data_summaries[key]
 
     def plan_work(self, device: int, samples: int | None = None) -> LocalWork:
@@ -148,6 +144,11 @@ class WorkerContext:
     def open_passes(self) -> int:
         """Return the most passes over a device's data if it does as many steps as fit, else 0."""
         return 0 if self._limiter is None else self.method.local.epochs
+
+    @property
+    def needs_classes(self) -> bool:
+        """Return whether devices must tell which classes they have."""
+        return isinstance(self.method, NeedsClasses) and self.method.needs_classes
 
     @property
     def scales_inputs(self) -> bool:
@@ -391,5 +392,8 @@ def build_worker_context(
 
 
 def make_example_input(data: FederatedData) -> Tensor:
-    """Return one training image, to trace the network with."""
+    """Return one training image, or else noise of its shape, to trace the network with."""
+    if not len(data.train):
+        noise = rng_stream(0, "example").standard_normal((1, *data.train.shape), np.float32)
+        return torch.from_numpy(noise)
     return data.train.get_normalised(slice(0, 1))

@@ -6,12 +6,16 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from pliant import rng
 from pliant.data import AnyPartition, FederatedData, Iid, ImageDataset, TrainTestData, load_dataset
+from pliant.data.declared import DeclaredData
 from pliant.data.mixtures import MIXTURES, join_clients
+from pliant.data.own_images import ImageForm, OwnImages, read_own_images, wrap_own_images
 from pliant.engine.checks import check_asynchronous, check_trainable
+from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.simulate import simulate
 from pliant.engine.split_loop import check_split_rules, simulate_split
@@ -19,8 +23,9 @@ from pliant.engine.worker_context import WorkerContext, build_context
 from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, SearchRun
 from pliant.experiment.user_code import is_user_function, load_function
 from pliant.methods.state import init_states
-from pliant.methods.verbs import RunsAsynchronously, get_inner_method
+from pliant.methods.verbs import Method, RunsAsynchronously, get_inner_method
 from pliant.nn.models import MODELS
+from pliant.nn.norm_statistics import RunningStats
 from pliant.params import get_params
 from pliant.split import AnySplit
 from pliant.split.session import ClientFactory, Session
@@ -33,7 +38,7 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
     # fail now if a method cannot be loaded or a recording cannot be read
     method = None if isinstance(experiment.method, AnySplit) else experiment.federated_method
     experiment.fleet.check_traces()
-    config = experiment.data
+    config, network = experiment.data, experiment.network
     if config.name in MIXTURES:
         data = _build_mixture(config, experiment.seed)
     else:
@@ -45,13 +50,26 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
             raise ValueError("Expected no `data.grows`: split methods use all images of a client")
     if config.grows is not None:
         data = data.grow(config.grows, experiment.seed)
+    if network.input is not None:
+        expected, found = network.image_form, data.train
+        if (expected.shape, len(expected.names)) != (found.shape, found.classes):
+            raise ValueError(
+                f"Expected `input` and `classes` in [network] as in [data], {found.shape} and "
+                f"{found.classes}, got {expected.shape} and {len(expected.names)}"
+            )
+    return _build_checked_network(experiment, data, method), data
+
+
+def _build_checked_network(
+    experiment: Experiment, data: FederatedData, method: Method | None
+) -> nn.Module:
     net = build_network(experiment.network, data, experiment.seed)
     if method is not None:
         check_asynchronous(method, experiment.settings, experiment.fleet)
         init_states(get_inner_method(method), get_params(net))  # fail now if one cannot be saved
         options = experiment.network.elastic_options
         check_trainable(method, net, data, experiment.evaluation, options)
-    return net, data
+    return net
 
 
 def build_run_context(experiment: Experiment, *, check: bool = True) -> WorkerContext:
@@ -78,6 +96,52 @@ def check_deployable(experiment: Experiment) -> None:
             raise ValueError(
                 f"Expected no `{name}` for a run on real devices: it counts virtual seconds"
             )
+
+
+def build_server_context(experiment: Experiment) -> WorkerContext:
+    """Build the context of a server whose devices bring their own data: it reads none of theirs."""
+    check_deployable(experiment)
+    form, config = experiment.network.image_form, experiment.server
+    proxy, holdout = (
+        None if source is None else load_server_images(source, form)
+        for source in (config.proxy, config.holdout)
+    )
+    data = DeclaredData.make(form, experiment.fleet.size, holdout=holdout, proxy=proxy)
+    method, options = experiment.federated_method, experiment.network.elastic_options
+    net = _build_checked_network(experiment, data, method)
+    return build_context(net, data, method, options)
+
+
+def build_device_context(experiment: Experiment, data: FederatedData) -> WorkerContext:
+    """Build the context of a device with its own data; the server has checked the network."""
+    net = build_network(experiment.network, data, experiment.seed)
+    method, options = experiment.federated_method, experiment.network.elastic_options
+    check_trainable(method, net, data, Evaluation(statistics=RunningStats()), options)
+    return build_context(net, data, method, options, check=False)
+
+
+def choose_statistics(experiment: Experiment) -> Experiment:
+    """Use the running norm statistics if the server has no proxy to re-estimate them on."""
+    if experiment.server.proxy is not None:
+        return experiment
+    return replace(experiment, evaluation=replace(experiment.evaluation, statistics=RunningStats()))
+
+
+def load_own_images(source: str, form: ImageForm) -> OwnImages:
+    """Load images from a folder, a file or a user's function."""
+    if is_user_function(source):
+        return wrap_own_images(load_function(source)(), form, source)
+    return read_own_images(Path(source), form)
+
+
+def load_server_images(source: str, form: ImageForm) -> ImageDataset:
+    """Load images that are not divided into two parts."""
+    images = load_own_images(source, form)
+    if images.test is not None:
+        raise ValueError(f"{source}: expected images in one part, got a training and a test part")
+    if not len(images.train):
+        raise ValueError(f"{source}: expected images, found none")
+    return images.train
 
 
 def build_session(
@@ -125,6 +189,15 @@ def run_experiment(
 
 def build_search(run: SearchRun) -> tuple[nn.Module, ImageDataset]:
     """Build the network and the proxy images, those that a run with the same seed holds back."""
+    if run.network.input is not None:
+        if run.server.proxy is None:
+            raise ValueError(
+                "Expected `proxy` in [server], images to search on while devices keep theirs, "
+                "found none"
+            )
+        form = run.network.image_form
+        proxy = load_server_images(run.server.proxy, form)
+        return build_network(run.network, DeclaredData.make(form, 1), run.seed), proxy
     data = _partition_data(run.data, Iid(), 1, run.seed)
     return build_network(run.network, data, run.seed), data.proxy
 

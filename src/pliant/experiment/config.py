@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from pliant.compression import AnyCompression, Uncompressed
 from pliant.data import AnyPartition, DataGrowth, Iid
+from pliant.data.own_images import ImageForm
 from pliant.devices import Fleet, get_device_classes
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.round_loop import RunSettings
@@ -34,6 +35,33 @@ class NetworkConfig(Value, frozen=True):
     options: dict[str, int | float] = msgspec.field(default_factory=dict)
     hidden: bool = False  # narrow hidden linear layers too
     coupled: bool = True  # layers whose outputs are added or multiplied share one mask
+    # of devices that bring their own data, where no data set tells them
+    input: tuple[Count, Count, Count] | None = None  # channels, height and width of an image
+    classes: Count | tuple[str, ...] | None = None  # their number or names
+    mean: tuple[float, ...] = ()  # per channel, of bytes / 255 or of floats as they are; empty: 0
+    std: tuple[Positive, ...] = ()  # likewise; empty: 1
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if (self.input is None) != (self.classes is None):
+            found = "input" if self.classes is None else "classes"
+            raise ValueError(f"Expected both `input` and `classes` or neither, got only `{found}`")
+        if self.input is not None and not {len(self.mean), len(self.std)} <= {0, self.input[0]}:
+            raise ValueError(
+                f"Expected {self.input[0]} values of `mean` and `std`, one per channel"
+            )
+
+    @property
+    def image_form(self) -> ImageForm:
+        """Return what images of devices' own must be like; raise if it is not known."""
+        if self.input is None or self.classes is None:
+            raise ValueError("Expected `input` and `classes` in [network], found neither")
+        names = self.classes
+        if isinstance(names, int):
+            names = tuple(map(str, range(names)))
+        channels = self.input[0]
+        mean, std = self.mean or (0.0,) * channels, self.std or (1.0,) * channels
+        return ImageForm(self.input, names, mean, std)
 
     @property
     def elastic_options(self) -> ElasticOptions:
@@ -52,6 +80,14 @@ class DataConfig(Value, frozen=True):
     samples: Count | None = None  # maximum for each client of a mixture; None: all
     tests: Count | None = None  # likewise
     grows: DataGrowth | None = None  # None: devices have all their images from the start
+
+
+class ServerConfig(Value, frozen=True):
+    """What a server has and allows if devices bring their own data."""
+
+    proxy: str | None = None  # images, as a folder or `file.py:function`
+    holdout: str | None = None  # likewise, to evaluate the network on
+    max_samples: Count = 1_000_000  # that a device may declare
 
 
 class UserMethod(Value, frozen=True, tag="user"):
@@ -93,6 +129,7 @@ class Experiment(Value, frozen=True):
     workers: AnyWorkers = ProcessWorkers()
     server_speed: Positive | None = None  # MAC/s, for split methods; None: the server takes no time
     search: SearchSettings | None = None  # settings of `pliant search` in the same file
+    server: ServerConfig = ServerConfig()
 
     @property
     def federated_method(self) -> Method:
@@ -122,6 +159,7 @@ class SearchRun(Value, frozen=True):
     network: NetworkConfig = NetworkConfig()
     data: DataConfig = DataConfig()
     seed: int = 0  # of the weights, and of the proxy images unless `data.proxy_seed` is set
+    server: ServerConfig = ServerConfig()
     workers: AnyWorkers = ProcessWorkers()
 
 
@@ -158,6 +196,11 @@ def resolve_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
         name = table.get("name") if isinstance(table, dict) else None
         if isinstance(table, dict) and isinstance(name, str) and is_user_function(name):
             resolved[key] = table | {"name": make_absolute(name, folder)}
+    if isinstance(raw.get("server"), dict):
+        resolved["server"] = {
+            key: _make_absolute_source(value, folder) if key in ("proxy", "holdout") else value
+            for key, value in raw["server"].items()
+        }
     if isinstance(raw.get("method"), dict):
         resolved["method"] = _resolve_method(raw["method"], folder)
     search = raw.get("search")
@@ -166,6 +209,15 @@ def resolve_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
             "profile": encode(load_step_time_model(folder / search["profile"]))
         }
     return resolved
+
+
+def _make_absolute_source(source: Any, folder: Path) -> Any:
+    """Return a folder or `file.py:function` with an absolute path."""
+    if not isinstance(source, str):
+        return source
+    if is_user_function(source):
+        return make_absolute(source, folder)
+    return str((folder / source).resolve())
 
 
 def _resolve_method(raw: dict[str, Any], folder: Path) -> dict[str, Any]:

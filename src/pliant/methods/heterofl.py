@@ -67,6 +67,10 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
     weighting: Weighting = "equal"
     server: AnyServerOptimiser = ServerSgd()
 
+    @property
+    def needs_classes(self) -> bool:
+        return self.masked
+
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         return PerRound(CostRows(self._make_table(net).shares), self.margin)
 

@@ -196,3 +196,12 @@ class DependsOnFleet(Protocol):
 
     def fit_fleet(self, size: int) -> Method:
         """Return the method for a fleet of this size."""
+
+
+@runtime_checkable
+class NeedsClasses(Protocol):
+    """By default a method works with devices that do not tell which classes they have."""
+
+    @property
+    def needs_classes(self) -> bool:
+        """Return whether devices must tell which classes they have."""

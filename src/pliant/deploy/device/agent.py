@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from pliant.deploy.device.host import Limits, read_host
+from pliant.deploy.device.own_data import OwnDataReader
 from pliant.deploy.device.pacing import MeasuredPacer, SimulatedPacer, explain_refusal
 from pliant.deploy.device.state import load_device_state, save_device_state
 from pliant.deploy.messages import (
@@ -21,22 +22,25 @@ from pliant.deploy.messages import (
     TrainRequest,
     decode_message,
     encode_message,
+    has_own_data,
 )
 from pliant.deploy.settings import BYTE_LIMIT_FILE, HELLO_BYTES, Pace
 from pliant.deploy.step_times import StepTimeCurve, load_or_calibrate, write_curve
 from pliant.engine.local_work import iter_steps
 from pliant.engine.round_tasks import LocalWork
 from pliant.engine.worker_context import WorkerContext
-from pliant.experiment.build import build_run_context
+from pliant.experiment.build import build_device_context, build_run_context
 from pliant.experiment.config import Experiment
 from pliant.experiment.user_code import is_user_function
 from pliant.methods.base import Task, TaskKey, Update
 from pliant.methods.error_feedback import compress_update
 from pliant.methods.state import init_device_state
+from pliant.nn.evaluation import evaluate_batches, make_slices
 from pliant.params import Params, get_params, nbytes, select_subtree
 from pliant.storage import atomic
 from pliant.value import decode
 
+TEST_BATCH = 500
 REQUEST_COPIES = 4  # of the network: no method sends more along with its parameters
 # What a server may ask for; `options` are those of the network.
 MAX_SIZES = {"epochs": 1000, "passes": 1000, "batch": 65536, "options": 65536, "size": 10**7}
@@ -68,6 +72,9 @@ class DeviceAgent:
     on_step: Callable[[], None] = lambda: None  # called before each mini-batch
     _loaded: LoadedExperiment | None = None
 
+    def __post_init__(self) -> None:
+        self._own_data = OwnDataReader(self.limits)
+
     def handle_request(self, raw: bytes, queued: float = 0.0) -> bytes:
         """Handle a request and return the reply.
 
@@ -77,21 +84,20 @@ class DeviceAgent:
         header, tensors = decode_message(raw, TrainRequest)
         request: TrainRequest = msgspec.structs.replace(header, device=self.number)
         try:
-            host = read_host()
-            reason = self.limits.find_refusal(host)
+            if request.kind == "hello":
+                return encode_message(self._greet(request))
+            reason = self.limits.find_refusal(read_host())
             if reason is not None:
                 return self._decline(request, reason)
-            loaded = self._load_experiment(request.experiment, request.pace)
-            if request.kind == "hello":
-                slowdown = loaded.slowdown or self.limits.estimate_slowdown(host)
-                points = loaded.curve.scale(slowdown).points
-                hello = TrainReply("hello", request.device, curve=points, nonce=request.nonce)
-                return encode_message(hello)
+            loaded = self._load_experiment(request)
             if request.pace == "simulated":
                 reason = explain_refusal(loaded.context, loaded.experiment, request)
                 if reason is not None:
                     return self._decline(request, reason)
-            return self._train(loaded, request, tensors, self.clock() - queued)
+            context = self._select_data(loaded, request)
+            if request.kind == "test":
+                return encode_message(_test(context, request, tensors))
+            return self._train(loaded, context, request, tensors, self.clock() - queued)
         except Exception as error:  # the server continues without this device
             reason = f"{type(error).__name__}: {error}"
             return self._decline(request, reason, kind="failed")
@@ -102,30 +108,78 @@ class DeviceAgent:
         number, nonce = request.device, request.nonce
         return encode_message(TrainReply(kind, number, request.round, reason, nonce=nonce))
 
-    def _load_experiment(self, config: Any, pace: Pace) -> LoadedExperiment:
-        key = sha256(msgspec.json.encode(config)).hexdigest()[:16]
+    def _greet(self, request: TrainRequest) -> TrainReply:
+        """Report the device's speed and, if it keeps its own, its data; on battery, only these."""
+        experiment, host = self._decode_experiment(request), read_host()
+        declaration = None
+        if has_own_data(experiment, request.pace):
+            declaration = self._own_data.declare(experiment.network.image_form)
+        reason = self.limits.find_refusal(host)
+        if reason is not None:
+            reply = TrainReply("declined", request.device, reason=reason, nonce=request.nonce)
+            return msgspec.structs.replace(reply, declaration=declaration)
+        loaded = self._load_experiment(request)
+        slowdown = loaded.slowdown or self.limits.estimate_slowdown(host)
+        points = loaded.curve.scale(slowdown).points
+        reply = TrainReply("hello", request.device, curve=points, nonce=request.nonce)
+        return msgspec.structs.replace(reply, declaration=declaration)
+
+    def _decode_experiment(self, request: TrainRequest) -> Experiment:
+        return decode(localise_config(request.experiment, self.limits, request.pace), Experiment)
+
+    def _load_experiment(self, request: TrainRequest) -> LoadedExperiment:
+        key = sha256(msgspec.json.encode(request.experiment)).hexdigest()[:16]
+        pace = request.pace
         if self._loaded is None or (self._loaded.digest, self._loaded.pace) != (key, pace):
-            experiment = decode(localise_config(config, self.limits, pace), Experiment)
-            context = build_run_context(experiment, check=False)  # the server does it
+            experiment = self._decode_experiment(request)
+            if has_own_data(experiment, pace):
+                context = self._build_own_context(experiment)
+            else:
+                context = build_run_context(experiment, check=False)  # the server does it
             curve = load_or_calibrate(context, self.number, self.folder)
             largest = REQUEST_COPIES * nbytes(get_params(context.net.module)) + HELLO_BYTES
             atomic.write_bytes(self.folder / BYTE_LIMIT_FILE, str(largest).encode())
             self._loaded = LoadedExperiment(key, pace, experiment, context, curve)
         return self._loaded
 
+    def _build_own_context(self, experiment: Experiment) -> WorkerContext:
+        form = experiment.network.image_form
+        key = TaskKey(experiment.seed, 0, self.number)
+        data = self._own_data.select(form, self._own_data.declare(form), key)
+        context = build_device_context(experiment, data)
+        if self.limits.hide_classes and context.needs_classes:
+            method = type(context.method).__name__
+            raise ValueError(f"expected no --classes hidden, as {method} needs the classes")
+        return context
+
+    def _select_data(self, loaded: LoadedExperiment, request: TrainRequest) -> WorkerContext:
+        """Return the context of a round, with the device's data as they are now."""
+        experiment = loaded.experiment
+        if not has_own_data(experiment, request.pace):
+            return loaded.context
+        if request.declaration is None:
+            raise ValueError("expected the device's declaration in the request, found none")
+        key = TaskKey(experiment.seed, request.round, request.device)
+        form = experiment.network.image_form
+        return replace(loaded.context, data=self._own_data.select(form, request.declaration, key))
+
     def _train(
         self,
         loaded: LoadedExperiment,
+        context: WorkerContext,
         request: TrainRequest,
         tensors: Params,
         arrived_at: float,
     ) -> bytes:
-        context, experiment = loaded.context, loaded.experiment
+        experiment, declaration = loaded.experiment, request.declaration
         key = TaskKey(experiment.seed, request.round, request.device)
         work, folder = context.plan_work(request.device), self.folder / loaded.digest
         params = select_subtree(tensors, PARAMS)
         initial = init_device_state(context.method, params)
         device_state, residual = load_device_state(folder, request.merged_round, initial)
+        num_samples, classes = context.summarise_data(request.device)
+        if declaration is not None:
+            classes = declaration.classes or ()
         task = Task(
             key,
             params,
@@ -133,7 +187,8 @@ class DeviceAgent:
             context.subnet_to_send(request.row or 0, key),
             select_subtree(tensors, EXTRA),
             device_state,
-            *context.summarise_data(request.device),
+            num_samples,
+            classes,
         )
         pacer = self._make_pacer(loaded, request, work, arrived_at)
 
@@ -165,7 +220,7 @@ class DeviceAgent:
             samples=update.samples,
             macs=update.macs,
             loss=update.loss,
-            num_samples=update.num_samples,
+            num_samples=num_samples,
             short=pacer.short,
             curve=loaded.curve.scale(loaded.slowdown or 1.0).points,
             nonce=request.nonce,
@@ -182,7 +237,16 @@ class DeviceAgent:
 
         if request.pace == "simulated":
             return SimulatedPacer(loaded.context, loaded.experiment, request, work, clock)
-        host = read_host()
+        host, server_choice = read_host(), None
+        if request.row is not None:
+            macs, declaration = request.macs, request.declaration
+            if declaration is not None:
+                declared_size = loaded.context.plan_work(
+                    request.device, declaration.max_samples
+                ).sizes[0]
+                if declared_size != work.sizes[0]:  # the device has fewer samples than a batch
+                    macs *= work.sizes[0] / declared_size
+            server_choice = request.row, macs
         return MeasuredPacer(
             loaded.context.limit_budget(request.last_row),
             work,
@@ -190,13 +254,27 @@ class DeviceAgent:
             seconds=request.seconds - self.encode_seconds,
             grace=request.seconds * loaded.experiment.rules.grace,
             clock=clock,
-            server_choice=None if request.row is None else (request.row, request.macs),
+            server_choice=server_choice,
             slowdown=loaded.slowdown or self.limits.estimate_slowdown(host),
             is_partial=loaded.experiment.rules.late == "partial",
             open_passes=loaded.context.open_passes,
             cpu_share=self.limits.compute_cpu_share(host),
             sleep=self.sleep,
         )
+
+
+def _test(context: WorkerContext, request: TrainRequest, tensors: Params) -> TrainReply:
+    """Test a network on the device's own test images, of which no more than declared."""
+    tests, declaration = context.data.test, request.declaration
+    count = min(len(tests), 0 if declaration is None else declaration.tests)
+    batches = (
+        (tests.get_normalised(part), tests.labels[part]) for part in make_slices(count, TEST_BATCH)
+    )
+    params, module = select_subtree(tensors, PARAMS), context.net.module
+    totals = evaluate_batches(module, params, batches, tests.classes)
+    correct = totals.num_correct
+    reply = TrainReply("score", request.device, request.round, nonce=request.nonce)
+    return msgspec.structs.replace(reply, tests=count, correct=correct)
 
 
 def localise_config(config: Any, limits: Limits, pace: Pace = "measured") -> Any:
@@ -207,6 +285,8 @@ def localise_config(config: Any, limits: Limits, pace: Pace = "measured") -> Any
     _check_sizes(config)
     data, network, method = (dict(config[key]) for key in ("data", "network", "method"))
     data["root"] = limits.data
+    if network.get("input") and pace == "measured":
+        data = {}  # the device has its own
     for section, key in ((data, "name"), (network, "name"), (method, "code")):
         name = section.get(key, "")
         if is_user_function(name):

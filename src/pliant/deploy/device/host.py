@@ -9,7 +9,7 @@ import psutil
 from msgspec import Meta, Struct
 
 from pliant import runtime
-from pliant.value import Value
+from pliant.value import Count, Value
 
 THERMAL = Path("/sys/class/thermal")
 HOT_CELSIUS = 95.0  # where a machine does not report its own limit
@@ -20,8 +20,12 @@ class Limits(Value, frozen=True):
 
     cpu_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0  # of one core, while training
     only_when_charging: bool = False
-    data: str | None = None  # folder of the datasets on this device
+    data: str | None = None  # folder of this device's data; in a rehearsal, of the data sets
     code: str | None = None  # folder of the owner's `file.py:function`
+    dataset: str | None = None  # `file.py:function` that returns this device's data
+    test_share: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.2  # if its data come in one part
+    max_samples: Count | None = None  # to train on in a round; None: as many as there are at first
+    hide_classes: bool = False  # from the server
 
     def find_refusal(self, host: "HostStatus") -> str | None:
         """Return why the device may not train now, if it may not."""

@@ -53,19 +53,26 @@ def _serve_folder(grid: Grid, folder: Path) -> Iterator[object]:
     import torch
 
     from pliant.deploy.flower.transport import FlowerTransport
-    from pliant.deploy.messages import TrainRequest, encode_message
+    from pliant.deploy.messages import (
+        TrainRequest,
+        encode_for_devices,
+        encode_message,
+        has_own_data,
+    )
     from pliant.deploy.server.replies import find_max_reply_bytes
     from pliant.deploy.server.rounds import DeviceTransport, serve
-    from pliant.experiment.build import build_run_context
+    from pliant.experiment.build import build_run_context, build_server_context
     from pliant.experiment.config import load_run_config
-    from pliant.value import encode
 
     torch.set_num_threads(1)
     experiment = load_run_config(folder)
     settings = msgspec.json.decode((folder / SETTINGS_FILE).read_bytes(), type=ServerSettings)
-    context = build_run_context(experiment)
+    is_own = has_own_data(experiment, settings.pace)
+    context = (build_server_context if is_own else build_run_context)(experiment)
     largest = find_max_reply_bytes(context, experiment.settings.guard)
     atomic.write_bytes(folder / BYTE_LIMIT_FILE, str(largest).encode())
-    hello = encode_message(TrainRequest("hello", encode(experiment), -1, pace=settings.pace))
+    hello = encode_message(
+        TrainRequest("hello", encode_for_devices(experiment), -1, pace=settings.pace)
+    )
     transport = DeviceTransport(experiment, settings, FlowerTransport(grid, hello))
     return serve(context, transport, folder)

@@ -16,13 +16,12 @@ from pliant.deploy.device.agent import DeviceAgent
 from pliant.deploy.device.host import Limits
 from pliant.deploy.flower.client_app import extract_body, make_content
 from pliant.deploy.flower.transport import FlowerTransport, read_reply
-from pliant.deploy.messages import TrainRequest, encode_message
+from pliant.deploy.messages import TrainRequest, encode_for_devices, encode_message, has_own_data
 from pliant.deploy.server.rounds import DeviceTransport, make_run
 from pliant.deploy.settings import ServerSettings
 from pliant.engine.round_loop import finish_round
-from pliant.experiment.build import build_run_context
+from pliant.experiment.build import build_run_context, build_server_context
 from pliant.experiment.config import Experiment
-from pliant.value import encode
 
 _AGENTS: dict[tuple[str, int], DeviceAgent] = {}  # a simulation reuses its processes
 
@@ -49,7 +48,9 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
     def __init__(self, experiment: Experiment, settings: ServerSettings | None = None) -> None:
         self._experiment = experiment
         self._settings = settings or ServerSettings()
-        self._run = make_run(experiment, build_run_context(experiment))
+        is_own = has_own_data(experiment, self._settings.pace)
+        build = build_server_context if is_own else build_run_context
+        self._run = make_run(experiment, build(experiment))
         self._transport: DeviceTransport | None = None
         self.rejected: dict[int, str] = {}  # of the last round
 
@@ -63,7 +64,7 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         if self._transport is None:
-            hello = encode_message(TrainRequest("hello", encode(self._experiment), -1))
+            hello = encode_message(TrainRequest("hello", encode_for_devices(self._experiment), -1))
             self._flower = FlowerTransport(grid, hello)
             self._transport = DeviceTransport(self._experiment, self._settings, self._flower)
         devices = self._transport.select(self._run)

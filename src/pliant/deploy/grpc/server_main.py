@@ -17,6 +17,7 @@ from pliant.deploy.grpc.environment import WallClockEnvironment
 from pliant.deploy.grpc.frames import find_max_message_bytes
 from pliant.deploy.grpc.remote_client import RemoteClient
 from pliant.deploy.grpc.server import GrpcServer
+from pliant.deploy.messages import encode_for_devices
 from pliant.deploy.server.rounds import POLL_SECONDS, NotEnoughDevices
 from pliant.deploy.settings import SETTINGS_FILE, ServerSettings, run_process
 from pliant.engine.ledger import RoundRecord
@@ -26,7 +27,6 @@ from pliant.experiment.build import build_session
 from pliant.experiment.config import Experiment, load_run_config
 from pliant.params import nbytes
 from pliant.split.client import LocalClient
-from pliant.value import encode
 
 log = logging.getLogger("pliant")
 
@@ -54,7 +54,7 @@ class SplitServerRun:
         largest_state = max(nbytes(c.server_copy.state_dict()) for c in self.clients.values())
         self.grpc_server = GrpcServer(
             self.channels,
-            encode(experiment),
+            encode_for_devices(experiment),
             address=address,
             keys=keys,
             max_message_bytes=find_max_message_bytes(session, largest_state),

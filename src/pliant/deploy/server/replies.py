@@ -1,8 +1,10 @@
 """The replies of devices: decode and validate their updates, and record their tasks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from pliant.params import Params, get_params, group_subtrees, nbytes
 OVERHEAD_BYTES = 1_000_000  # of a reply, besides its tensors
 MAX_REASON_CHARS = 300
 LATE, DROPPED = "late", "dropped"
+NONCE_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,23 @@ class RawReply:
     reason: str = ""
 
 
+class MessageTransport(Protocol):
+    """Connect a server with its devices, which are known by their numbers."""
+
+    @property
+    def hello_replies(self) -> Mapping[int, bytes]:
+        """Return the devices' replies to the server's hello."""
+
+    def find_online_devices(self) -> set[int]:
+        """Return the devices that are reachable now."""
+
+    def send(self, requests: Mapping[int, bytes], *, round: int, seconds: float) -> None:
+        """Send each device its request, and stop waiting for replies to earlier ones."""
+
+    def poll_replies(self) -> list[RawReply]:
+        """Return the replies since the last call, in any order."""
+
+
 @dataclass(frozen=True, eq=False)
 class SentRequest:
     """A request as it was sent, and what a valid reply to it looks like."""
@@ -41,8 +61,22 @@ class SentRequest:
     last_row: int | None  # that the device may choose; None: any
     extra: Params  # sent along with the network
     raw: bytes
-    manifest: UpdateManifest
+    manifest: UpdateManifest  # of all samples that the device has declared
     nonce: str
+    max_share: float  # of the full network's MACs, in a step
+
+    def fit_manifest(self, run: Run, num_samples: int) -> UpdateManifest:
+        """Return what a valid reply looks like after training on this many samples."""
+        if num_samples == run.context.data.count_samples(self.key.device):
+            return self.manifest
+        work = run.context.plan_work(self.key.device, num_samples)
+        share = self.max_share * (1 + 1e-9)  # for rounding on the device
+        return replace(
+            self.manifest,
+            batch_sizes=work.sizes,
+            max_macs=tuple(share * (size * work.full_macs) for size in work.sizes),
+            num_samples=num_samples if self.manifest.num_samples else 0,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +90,7 @@ class CheckedReply:
     outcome: str = ""  # if there is no update: `late`, `dropped: …` or `rejected: …`
     reply: TrainReply | None = None  # if its times and rows are plausible
     curve: StepTimeCurve | None = None
+    batch_sizes: tuple[int, ...] = ()  # of the samples that the device had
 
 
 def find_max_reply_bytes(context: WorkerContext, policy: ValidationPolicy) -> int:
@@ -91,11 +126,21 @@ def check_reply(run: Run, request: SentRequest, message: RawReply, arrival: floa
         return reject("the nonce of the request, got another")
     if reply.kind not in ("update", "late"):
         return end(f"{DROPPED}: " + f"{reply.kind}, {reply.reason}"[:MAX_REASON_CHARS])
+    max_samples = run.context.data.count_samples(device)
+    if not 1 <= reply.num_samples <= max_samples:
+        return reject(f"1 to {max_samples} local samples, got {reply.num_samples}")
+    request = replace(request, manifest=request.fit_manifest(run, reply.num_samples))
     problem = _find_time_problem(reply, arrival) or _find_row_problem(run, request, reply)
     if problem is not None:
         return reject(problem)
+    sizes = request.manifest.batch_sizes
+    report: dict[str, Any] = {
+        "reply": reply,
+        "curve": parse_curve(reply.curve),
+        "batch_sizes": sizes,
+    }
     if reply.kind == "late":
-        return replace(end(LATE), reply=reply, curve=parse_curve(reply.curve))
+        return replace(end(LATE), **report)
     try:
         update = _build_update(run, request, reply, group_subtrees(tensors))
     except (ValueError, LookupError, RuntimeError, TypeError) as error:
@@ -104,7 +149,7 @@ def check_reply(run: Run, request: SentRequest, message: RawReply, arrival: floa
     accepted, reason = accept_valid(update, manifest, policy)
     if accepted is None:
         return end(f"rejected: {reason}")
-    return replace(end(""), update=accepted, reply=reply, curve=parse_curve(reply.curve))
+    return replace(end(""), update=accepted, **report)
 
 
 def _build_update(
@@ -125,7 +170,7 @@ def _build_update(
         request.manifest.subnet,
         tensors.get(EXTRA, {}),
         None,
-        reply.num_samples,
+        request.manifest.num_samples,
         trained,
     )
 
@@ -171,7 +216,7 @@ def make_task_record(
     rows, is_merged = report.rows, outcome in MERGED_OUTCOMES
     macs = sum(
         run.context.batch_macs(row, size, request.key, step)
-        for step, (row, size) in enumerate(zip(rows, request.manifest.batch_sizes, strict=False))
+        for step, (row, size) in enumerate(zip(rows, reply.batch_sizes, strict=False))
     )
     # the work took as long as the device says, and ended when the reply arrived
     times = [wait_seconds + reply.arrival - report.seconds + time for time in report.times]

@@ -6,23 +6,28 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from secrets import token_hex
-from typing import Protocol
 
 import msgspec
 import numpy as np
 
+from pliant.data.declared import DeclaredData
 from pliant.deploy.messages import (
     EXTRA,
     PARAMS,
     TrainReply,
     TrainRequest,
     decode_message,
+    encode_for_devices,
     encode_message,
 )
+from pliant.deploy.server.declarations import DeclarationReader
+from pliant.deploy.server.device_tests import score_on_devices
 from pliant.deploy.server.replies import (
     DROPPED,
     LATE,
+    NONCE_BYTES,
     CheckedReply,
+    MessageTransport,
     RawReply,
     SentRequest,
     check_reply,
@@ -32,6 +37,7 @@ from pliant.deploy.settings import ServerSettings
 from pliant.deploy.step_times import StepTimeCurve, parse_curve
 from pliant.devices import DeviceStatus
 from pliant.devices.vector_rng import FloatArray, IntArray
+from pliant.engine.device_scores import DeviceScores
 from pliant.engine.ledger import MERGED_OUTCOMES, RoundRecord
 from pliant.engine.local_work import Job, make_task
 from pliant.engine.round_loop import RoundResult, Run, run_rounds
@@ -42,14 +48,12 @@ from pliant.engine.selection import select_devices
 from pliant.engine.timetable import compute_start_status
 from pliant.engine.worker_context import WorkerContext
 from pliant.experiment.config import Experiment
-from pliant.methods.base import TaskKey, Update
+from pliant.methods.base import TaskKey
 from pliant.methods.state import init_server_state
 from pliant.params import get_params
 from pliant.rng import rng_stream
-from pliant.value import encode
 
 POLL_SECONDS = 0.25
-NONCE_BYTES = 16
 MAX_WAIT_ROUNDS = 1000  # how long a server with `late = "wait"` waits, in round lengths
 
 
@@ -73,6 +77,8 @@ def serve(
         run = make_run(transport.experiment, context, store)
         is_empty = [r.merged == 0 for r in read_records(folder) if isinstance(r, RoundRecord)]
         run.repeated_rounds = sum(is_empty)
+        if isinstance(context.data, DeclaredData):
+            run.test_on_devices = transport.test_network
         # a run that has given up may retry as often again
         consecutive = len(list(takewhile(bool, reversed(is_empty)))) % (retries + 1)
         for record in run_rounds(run, transport, store):
@@ -89,25 +95,11 @@ def make_run(experiment: Experiment, context: WorkerContext, store: RunStore | N
     initial = init_server_state(context.method, get_params(context.net.module))
     state = store.resume(type(initial), MergedRound) if store else None
     state = state or RunState(0, 0.0, initial, {})
+    if isinstance(context.data, DeclaredData):  # one dictionary, which every checkpoint has
+        context.data.declarations.update(state.declarations)
+        state = replace(state, declarations=context.data.declarations)
     settings = msgspec.structs.replace(experiment.settings, checkpoint_every=1)
     return Run(context, experiment.fleet, settings, state, repeats_empty_rounds=True)
-
-
-class MessageTransport(Protocol):
-    """Connect a server with its devices, which are known by their numbers."""
-
-    @property
-    def hello_replies(self) -> Mapping[int, bytes]:
-        """Return the devices' replies to the server's hello."""
-
-    def find_online_devices(self) -> set[int]:
-        """Return the devices that are reachable now."""
-
-    def send(self, requests: Mapping[int, bytes], *, round: int, seconds: float) -> None:
-        """Send each device its request, and stop waiting for replies to earlier ones."""
-
-    def poll_replies(self) -> list[RawReply]:
-        """Return the replies since the last call, in any order."""
 
 
 @dataclass
@@ -121,7 +113,8 @@ class DeviceTransport:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        self._config = encode(self.experiment)
+        self._config = encode_for_devices(self.experiment)
+        self._declarations = DeclarationReader(self.experiment.server.max_samples)
         self._curves: dict[int, StepTimeCurve] = {}
         self._has_started = False  # this process has run a round
         self._opened_at = self._sent_at = 0.0
@@ -134,7 +127,7 @@ class DeviceTransport:
         fleet, settings, history = run.fleet, run.settings, run.state.history
         target = min(settings.rules.selection_size(run.target_updates), fleet.size)
         quorum = max(1, min(target, settings.rules.quorum_size(run.target_updates)))
-        online = self._wait_for_devices(target, quorum, fleet.size)
+        online = self._wait_for_devices(run, target, quorum)
         self._has_started = True
         selection, number = settings.select, run.state.next_round
         if isinstance(selection, str) and len(online) < fleet.size:
@@ -159,17 +152,31 @@ class DeviceTransport:
         )
         return [int(device) for device in devices]
 
-    def _wait_for_devices(self, target: int, quorum: int, fleet_size: int) -> list[int]:
+    def _wait_for_devices(self, run: Run, target: int, quorum: int) -> list[int]:
         while True:
-            online = sorted(d for d in self.messages.find_online_devices() if 0 <= d < fleet_size)
+            online = self.find_ready_devices(run)
             waited, count = self.clock() - self._opened_at, len(online)
             is_late = waited > self.settings.patience
             may_start = is_late or (self._has_started and waited > self.settings.allowance)
             if count >= target or (may_start and count >= quorum):
                 return online
             if is_late:
-                raise NotEnoughDevices(f"expected {quorum} or more devices online, got {count}")
+                text = f"expected {quorum} or more devices online, got {count}"
+                raise NotEnoughDevices("; ".join([text, *self.problems]))
             self.sleep(POLL_SECONDS)
+
+    @property
+    def problems(self) -> list[str]:
+        """Return why devices are left out that are online."""
+        return list(self._declarations.problems.values())
+
+    def find_ready_devices(self, run: Run) -> list[int]:
+        """Return the devices that are online and, if they keep their data, have declared it."""
+        online = {d for d in self.messages.find_online_devices() if 0 <= d < run.fleet.size}
+        if isinstance(run.context.data, DeclaredData):
+            self._declarations.read_hellos(run, sorted(online), self.messages.hello_replies)
+            online &= run.context.data.declarations.keys()
+        return sorted(online)
 
     def dispatch(self, run: Run, devices: list[int]) -> None:
         """Send each device its request."""
@@ -188,13 +195,25 @@ class DeviceTransport:
         while len(self.replies) < len(self.requests) and self._elapsed < window:
             for message in self.messages.poll_replies():
                 self.receive(run, message)
-            updates = [reply.update for reply in self.replies.values() if reply.update]
-            mergeable = [u for u in updates if rules.late == "partial" or self._is_complete(run, u)]
+            updates = [reply for reply in self.replies.values() if reply.update]
+            mergeable = [r for r in updates if rules.late == "partial" or _is_complete(run, r)]
             if rules.closes_at_target and len(mergeable) >= run.target_updates:
                 break
             if len(self.replies) < len(self.requests):
                 self.sleep(POLL_SECONDS)
         return self.close(run)
+
+    def test_network(self, run: Run) -> DeviceScores | None:
+        """Let the devices that are online test the network on their own images."""
+        seconds = run.fleet.round_seconds + self.settings.allowance
+        end = self.clock() + seconds
+
+        def wait() -> bool:
+            self.sleep(POLL_SECONDS)
+            return self.clock() < end
+
+        devices = self.find_ready_devices(run)
+        return score_on_devices(run, self.messages, devices, self._config, seconds, wait)
 
     def receive(self, run: Run, message: RawReply) -> None:
         """Validate one reply."""
@@ -274,10 +293,11 @@ class DeviceTransport:
                 merged,
                 last_row,
                 nonce=token_hex(NONCE_BYTES),
+                declaration=run.state.declarations.get(device),
             )
             task = make_task(context, shared, job)
             raw = encode_message(request, {PARAMS: task.params, EXTRA: task.extra})
-            sent = SentRequest(key, row, last_row, task.extra, raw, manifest, request.nonce)
+            sent = SentRequest(key, row, last_row, task.extra, raw, manifest, request.nonce, factor)
             requests[device] = sent
         return requests
 
@@ -328,8 +348,7 @@ class DeviceTransport:
         steps = np.zeros(len(replies), np.int64)
         for index, reply in enumerate(replies):
             if reply.update is not None:
-                is_complete = self._is_complete(run, reply.update)
-                arrival[index] = reply.arrival if is_complete else np.inf
+                arrival[index] = reply.arrival if _is_complete(run, reply) else np.inf
                 steps[index] = reply.update.steps
             elif reply.outcome.startswith(DROPPED):
                 dropout[index] = reply.arrival
@@ -347,7 +366,8 @@ class DeviceTransport:
             for reply, outcome in zip(replies, result.outcomes, strict=True)
         ]
 
-    def _is_complete(self, run: Run, update: Update) -> bool:
-        """Return whether a device did all its steps, or all that it wanted to."""
-        steps = len(self.requests[update.device].manifest.batch_sizes)
-        return update.steps == steps or run.context.open_passes > 0
+
+def _is_complete(run: Run, reply: CheckedReply) -> bool:
+    """Return whether a device did all its steps, or all that it wanted to."""
+    steps = 0 if reply.update is None else reply.update.steps
+    return steps == len(reply.batch_sizes) or run.context.open_passes > 0
