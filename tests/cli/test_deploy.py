@@ -18,6 +18,10 @@ size = 1
 """
 
 
+FORM = ["network.input=[1,28,28]", "network.classes=10"]
+OWN = ["server", "SPEC", "--insecure", *FORM]
+
+
 def test_init_makes_keys_and_prints_their_paths(tmp_path, capsys):
     assert main(["deploy", "init", str(tmp_path / "keys"), "--devices", "2"]) == 0
     paths = capsys.readouterr().out.splitlines()
@@ -56,6 +60,15 @@ def test_init_makes_keys_and_prints_their_paths(tmp_path, capsys):
         (["deploy", "up", "--devices", "0"], "Expected --devices of 1 or more, got 0"),
         (["deploy", "up", "ronds=2"], "did you mean 'rounds'?"),
         (["deploy", "up", "rounds.deep=2"], "rounds"),
+        (["device", "--number", "0"], "Expected --server HOST:PORT or --dry-run"),
+        (["deploy", "up", "network.input=[1,28,28]", "network.classes=10"], "Expected no `input`"),
+        (["server", "SPEC", "--insecure", "network.input=[1,28,28]"], "got only `input`"),
+        ([*OWN, "network.mean=[0.1,0.1]"], "Expected 1 values of `mean` and `std`"),
+        ([*OWN, "server.holdout=nowhere"], "nowhere: expected one folder per class"),
+        ([*OWN, "server.max_samples=0"], "Expected `int` >= 1 at `server.max_samples`"),
+        ([*OWN, "method.type=splitfed", "method.cut=features.2"], "can only be rehearsed"),
+        ([*OWN, "network.classes=9", "--pace", "simulated"], "as in [data], (1, 28, 28) and 10"),
+        (["search", "SPEC", *FORM], "Expected `proxy` in [server], images to search on"),
     ],
 )
 def test_wrong_input_is_a_one_line_error(tmp_path, monkeypatch, capsys, command, message):

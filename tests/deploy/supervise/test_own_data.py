@@ -1,0 +1,111 @@
+"""Real processes: devices with data of their own, and a server that cannot read them."""
+
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+from tests.deploy.in_process import compute_simulated_digest, write_own_data
+from tests.deploy.supervise.test_federation import find_free_port
+from tests.waiting import LIMIT
+
+from pliant.deploy.security.certificates import make_keys
+from pliant.engine.ledger import TaskRecord, verify_records
+from pliant.engine.run_store import read_records
+from pliant.experiment.config import load_experiment
+
+pytestmark = pytest.mark.waits
+
+SPEC = """
+rounds = 2
+per_round = 3
+[method]
+type = "fedavg"
+local = { batch = 16 }
+[network]
+input = [1, 28, 28]
+classes = 10
+mean = [0.1307]
+std = [0.3081]
+[server]
+holdout = "holdout"
+[fleet]
+size = 3
+round_seconds = 60.0
+[rules]
+late = "wait"
+[evaluation]
+every = 2
+[data]  # of the simulation only
+proxy = 7800
+"""
+# root may read everything, so the server's processes refuse to open certain files themselves
+HOOK = """
+import sys
+
+def refuse(event, arguments):
+    path = str(arguments[0]) if event == "open" else ""
+    if path.startswith({private!r}) or "data/embedded" in path:
+        raise PermissionError(f"the server opens {{path}}")
+
+sys.addaudithook(refuse)
+"""
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Write the experiment, the devices' data, the server's hold-out images, keys and the hook."""
+    (tmp_path / "own.toml").write_text(SPEC)
+    experiment = load_experiment(tmp_path / "own.toml")
+    write_own_data(experiment, tmp_path / "private")
+    write_own_data(experiment, tmp_path / "copies")
+    (tmp_path / "copies" / "0" / "test").rename(tmp_path / "holdout")
+    make_keys(tmp_path / "keys", devices=3)
+    (tmp_path / "hook").mkdir()
+    hook = HOOK.format(private=str(tmp_path / "private"))
+    (tmp_path / "hook" / "sitecustomize.py").write_text(hook)
+    return tmp_path
+
+
+def start(stack, folder, *arguments):
+    command = [sys.executable, "-m", "pliant", *map(str, arguments), "--keys", folder / "keys"]
+    process = stack.enter_context(
+        subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    )
+    stack.callback(process.terminate)
+    return process
+
+
+def test_a_server_that_cannot_read_the_data_trains_the_simulated_network(files, monkeypatch):
+    port, run = find_free_port(), files / "run"
+    expected = compute_simulated_digest(load_experiment(files / "own.toml"))
+    with ExitStack() as stack:
+        monkeypatch.setenv("PYTHONPATH", str(files / "hook"))
+        options = ("--port", port, "--out", run, "--allowance", LIMIT, "--patience", LIMIT)
+        server = start(stack, files, "server", "own.toml", *options)
+        monkeypatch.delenv("PYTHONPATH")
+        for number in range(3):
+            state = files / "state" / str(number)
+            options = ("--number", number, "--data", files / "private" / str(number))
+            address = f"127.0.0.1:{port}"
+            start(stack, files, "device", "--server", address, "--state", state, *options)
+        assert server.wait(2 * LIMIT) == 0, server.stderr.read()
+    records = list(read_records(run))
+    assert verify_records(records) == 2
+    assert {task.outcome for task in records if isinstance(task, TaskRecord)} == {"finished"}
+    assert records[-1].digest == expected
+    assert records[-1].on_devices.devices == (0, 1, 2)
+    assert records[-1].score.accuracy == records[-1].on_devices.correct[0] / 20
+
+
+def test_the_hook_keeps_a_process_from_the_data(files):
+    """Without this, the test above would prove nothing."""
+    environment = {"PYTHONPATH": str(files / "hook")}
+    for code in (
+        f"open({str(files / 'private' / '0' / 'train' / 'digits.npz')!r})",
+        "import pliant as pl; pl.data.digits()",
+    ):
+        process = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+        assert "PermissionError: the server opens" in process.stderr
