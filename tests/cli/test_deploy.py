@@ -66,7 +66,7 @@ def test_init_makes_keys_and_prints_their_paths(tmp_path, capsys):
         ([*OWN, "network.mean=[0.1,0.1]"], "Expected 1 values of `mean` and `std`"),
         ([*OWN, "server.holdout=nowhere"], "nowhere: expected one folder per class"),
         ([*OWN, "server.max_samples=0"], "Expected `int` >= 1 at `server.max_samples`"),
-        ([*OWN, "method.type=splitfed", "method.cut=features.2"], "can only be rehearsed"),
+        ([*OWN, "method.type=splitfed", "method.cut=features.2"], 'Expected rules.late = "wait"'),
         ([*OWN, "network.classes=9", "--pace", "simulated"], "as in [data], (1, 28, 28) and 10"),
         (["search", "SPEC", *FORM], "Expected `proxy` in [server], images to search on"),
     ],

@@ -10,7 +10,7 @@ from torch import nn
 from pliant.data import Iid, load_dataset
 from pliant.engine.evaluation import Evaluation, evaluate
 from pliant.engine.local_work import Job, run_job
-from pliant.engine.worker_context import WorkerContext, make_example_input
+from pliant.engine.worker_context import WorkerContext
 from pliant.methods import FedAvg, FedProx, LocalTraining
 from pliant.methods.aggregation import apply_delta, average_deltas, weight_by
 from pliant.methods.base import ServerState, TaskKey, Update
@@ -205,7 +205,7 @@ def context():
     data = load_dataset("digits").share(Iid(), 14, seed=1)
     net = digits_cnn(filters=(4, 8), hidden=32)
     local = LocalTraining(Sgd(lr=0.1, momentum=0.5), batch=20)
-    return WorkerContext(elastic(net, make_example_input(data)), data, FedAvg(local))
+    return WorkerContext(elastic(net, data.make_example()), data, FedAvg(local))
 
 
 def measure_accuracy(context, rule, malicious):

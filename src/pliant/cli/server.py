@@ -68,24 +68,26 @@ def server(
 def check_experiment(experiment: "Experiment", pace: PaceName = "measured") -> "Experiment":
     """Build an experiment once, to find errors before creating a folder; return it as it is run."""
     from pliant.deploy.messages import has_own_data
+    from pliant.engine.split_loop import check_split_rules
     from pliant.experiment.build import (
         build_experiment,
         build_server_context,
+        build_session,
         check_deployable,
         choose_statistics,
+        load_server_data,
     )
     from pliant.split import AnySplit
     from pliant.split.session import Session
 
     method, fleet = experiment.method, experiment.fleet
     if has_own_data(experiment, pace):
-        if isinstance(method, AnySplit):
-            raise ValueError(
-                "Expected a federated method for devices with their own data (`input` in "
-                f"[network]), got {type(method).__name__}, which can only be rehearsed"
-            )
         experiment = choose_statistics(experiment)
-        build_server_context(experiment)
+        if isinstance(method, AnySplit):
+            check_split_rules(experiment.settings, fleet, fleet.size)
+            build_session(experiment, only_client=0, data=load_server_data(experiment))
+        else:
+            build_server_context(experiment)
         return experiment
     net, data = build_experiment(experiment)
     if isinstance(method, AnySplit):

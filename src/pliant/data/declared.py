@@ -57,10 +57,12 @@ class DeclaredData(FederatedData):
         raise LookupError(f"device {device}: expected no use of its images, which are not here")
 
     def count_samples(self, device: int, now: float | None = None) -> int:
-        return self.declarations[device].max_samples
+        declaration = self.declarations.get(device)
+        return 0 if declaration is None else declaration.max_samples
 
     def list_classes(self, device: int, samples: int | None = None) -> tuple[int, ...]:
-        return self.declarations[device].classes or ()
+        declaration = self.declarations.get(device)
+        return () if declaration is None else declaration.classes or ()
 
 
 def make_empty_images(form: ImageForm) -> ImageDataset:

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pliant.data.images import ImageDataset
 from pliant.data.partition import Partition, Shares, summarise_shares
@@ -91,6 +93,13 @@ class FederatedData:
         share = self.get_share(device)[:samples]
         classes: list[int] = np.unique(self.train.labels.numpy()[share]).tolist()
         return tuple(classes)
+
+    def make_example(self) -> Tensor:
+        """Return one training image, or else noise of its shape, to trace a network with."""
+        if not len(self.train):
+            noise = rng_stream(0, "example").standard_normal((1, *self.train.shape), np.float32)
+            return torch.from_numpy(noise)
+        return self.train.get_normalised(slice(0, 1))
 
     def get_test_indices(self, device: int) -> NDArray[np.int64]:
         """Return the indices of one device's test images: its own, or else all."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pliant.data.declared import DataDeclaration
 from pliant.deploy.settings import Pace
@@ -73,9 +74,12 @@ def has_own_data(experiment: Experiment, pace: Pace) -> bool:
     return experiment.network.input is not None and pace == "measured"
 
 
-def encode_for_devices(experiment: Experiment) -> Any:
-    """Encode an experiment without what only its server needs."""
-    return encode(msgspec.structs.replace(experiment, server=ServerConfig()))
+def encode_for_devices(experiment: Experiment, pace: Pace = "measured") -> Any:
+    """Encode an experiment without what only its server needs; a rehearsal uses its [data]."""
+    network = experiment.network
+    if not has_own_data(experiment, pace):
+        network = replace(network, input=None, classes=None, mean=(), std=())
+    return encode(replace(experiment, server=ServerConfig(), network=network))
 
 
 def encode_message(header: Struct, tensors: Mapping[str, Any] | None = None) -> bytes:

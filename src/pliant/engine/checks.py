@@ -11,7 +11,7 @@ from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_tasks import list_batch_sizes
-from pliant.engine.worker_context import build_context, make_example_input
+from pliant.engine.worker_context import build_context
 from pliant.methods.base import LocalTraining
 from pliant.methods.verbs import Method, RunsAsynchronously, ScalesInputs, get_inner_method
 from pliant.nn.elastic import ElasticOptions
@@ -95,7 +95,7 @@ def _can_train_on_one(net: nn.Module, data: FederatedData) -> bool:
     net_copy = copy.deepcopy(net).train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
-            net_copy(make_example_input(data))
+            net_copy(data.make_example())
         except ValueError as error:
             if "more than 1 value per channel" in str(error):
                 return False

@@ -13,6 +13,7 @@ from torch import nn
 
 from pliant.compression import Uncompressed
 from pliant.data import FederatedData, ImageDataset
+from pliant.data.declared import DeclaredData
 from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation, PersonalScore, measure_accuracy
 from pliant.engine.ledger import RoundRecord, TaskRecord, sum_tasks
@@ -160,7 +161,8 @@ def run_split(
             total = sum_tasks(number, now, records)
             is_last = number + 1 == settings.rounds
             is_over = is_last or is_stopped()
-            if not session.is_dry and (is_last or (number + 1) % settings.evaluation.every == 0):
+            is_tested = not session.is_dry and len(session.data.test) > 0
+            if is_tested and (is_last or (number + 1) % settings.evaluation.every == 0):
                 personal = _evaluate_clients(session, method.threshold, settings.evaluation)
                 total = msgspec.structs.replace(total, personal=personal)
             if is_last:
@@ -273,7 +275,9 @@ def _make_run_state(
         client: SplitClientState(select(part.state_dict()))
         for client, part in session.clients.items()
     }
-    return RunState(next_round, seconds, server, clients)
+    data = session.data
+    declarations = data.declarations if isinstance(data, DeclaredData) else {}
+    return RunState(next_round, seconds, server, clients, declarations=declarations)
 
 
 def _restore(session: Session, run_state: RunState) -> None:
@@ -282,6 +286,8 @@ def _restore(session: Session, run_state: RunState) -> None:
         return  # a finished run, saved without optimiser state
     session.server.load_state_dict(run_state.server_state.params)
     session.method_state.update(run_state.server_state.method_state)
+    if isinstance(session.data, DeclaredData):
+        session.data.declarations.update(run_state.declarations)
     for client, state in run_state.device_states.items():
         session.clients[client].load_state_dict(state.part)
 

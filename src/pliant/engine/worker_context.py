@@ -6,8 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pliant.data import AS_IS, FederatedData, InputScale
 from pliant.devices import FULL_NETWORK, BudgetPolicy, DeviceCosts, PerBatch, PerRound
@@ -55,7 +54,6 @@ from pliant.nn.filter_counts import make_count_costs
 from pliant.nn.memory import MemoryBounds, bound_memory
 from pliant.nn.subnet import Subnet
 from pliant.params import Params, nbytes
-from pliant.rng import rng_stream
 
 InputFactory = Callable[[], tuple[nn.Module, FederatedData]]
 
@@ -373,7 +371,7 @@ def build_context(
     check: bool = True,
 ) -> WorkerContext:
     """Make a network elastic for its data and method, and check it unless that was done before."""
-    options, example = options or ElasticOptions(), make_example_input(data)
+    options, example = options or ElasticOptions(), data.make_example()
     elastic_net = elastic(net, example, coupled=options.coupled, hidden=options.hidden, check=check)
     if isinstance(method, SelectsSubnets) and not elastic_net.sites:
         advice = "" if options.hidden else "; `hidden = true` makes hidden linear layers such"
@@ -389,11 +387,3 @@ def build_worker_context(
 ) -> WorkerContext:
     """Build the context of a worker from its own copy of the inputs."""
     return build_context(*make_inputs(), method, options, check=False)  # by the main process
-
-
-def make_example_input(data: FederatedData) -> Tensor:
-    """Return one training image, or else noise of its shape, to trace the network with."""
-    if not len(data.train):
-        noise = rng_stream(0, "example").standard_normal((1, *data.train.shape), np.float32)
-        return torch.from_numpy(noise)
-    return data.train.get_normalised(slice(0, 1))

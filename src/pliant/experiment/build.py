@@ -101,15 +101,20 @@ def check_deployable(experiment: Experiment) -> None:
 def build_server_context(experiment: Experiment) -> WorkerContext:
     """Build the context of a server whose devices bring their own data: it reads none of theirs."""
     check_deployable(experiment)
+    data = load_server_data(experiment)
+    method, options = experiment.federated_method, experiment.network.elastic_options
+    net = _build_checked_network(experiment, data, method)
+    return build_context(net, data, method, options)
+
+
+def load_server_data(experiment: Experiment) -> DeclaredData:
+    """Load the images of a server whose devices bring their own."""
     form, config = experiment.network.image_form, experiment.server
     proxy, holdout = (
         None if source is None else load_server_images(source, form)
         for source in (config.proxy, config.holdout)
     )
-    data = DeclaredData.make(form, experiment.fleet.size, holdout=holdout, proxy=proxy)
-    method, options = experiment.federated_method, experiment.network.elastic_options
-    net = _build_checked_network(experiment, data, method)
-    return build_context(net, data, method, options)
+    return DeclaredData.make(form, experiment.fleet.size, holdout=holdout, proxy=proxy)
 
 
 def build_device_context(experiment: Experiment, data: FederatedData) -> WorkerContext:
@@ -149,9 +154,13 @@ def build_session(
     *,
     make_client: ClientFactory | None = None,
     only_client: int | None = None,
+    data: FederatedData | None = None,
 ) -> Session:
-    """Build what the server and the devices of a split run share."""
-    net, data = build_experiment(experiment)
+    """Build what the server and the devices of a split run share; they may have data already."""
+    if data is None:
+        net, data = build_experiment(experiment)
+    else:
+        net = build_network(experiment.network, data, experiment.seed)
     method, fleet, seed = experiment.split_method, experiment.fleet, experiment.seed
     return Session(method, net, data, fleet, seed, make_client=make_client, only_client=only_client)
 

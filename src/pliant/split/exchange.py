@@ -111,7 +111,7 @@ class SplitRound:
             gradient = bytes(dense_size) if needs_gradient else None
         else:
             manifest = MessageManifest(
-                client, shape, classes, session.client_classes[client], payload, self._max_abs
+                client, shape, classes, session.get_client_classes(client), payload, self._max_abs
             )
             decoded = decode_message(message, manifest)
             if isinstance(decoded, str):

@@ -64,7 +64,7 @@ class Session:
     ) -> None:
         if fleet.size < len(data):
             raise ValueError(f"Expected a fleet of at least {len(data)} clients, got {fleet.size}")
-        example = data.train.get_normalised(slice(0, 1))
+        example = data.make_example()
         self.net, self.data, self.fleet = net, data, fleet
         self.seed, self.is_dry = seed, is_dry
         self.local, self.payload = method.local, method.payload
@@ -89,6 +89,7 @@ class Session:
         self.server_training_macs = self.server_net.macs(self.server_net.full, training=True)
         self.clients: dict[int, SplitClient] = {}
         self.method_state: dict[str, Params] = {}  # kept between rounds
+        self._client_classes: dict[int, frozenset[int]] = {}
         self._cached_epoch = lru_cache(maxsize=4 * max(1, len(data)))(self._load_epoch)
         self.server = method.set_up(self)
 
@@ -100,6 +101,10 @@ class Session:
     @cached_property
     def round_macs(self) -> FloatArray:
         """Return the MACs of each client in a round of full mini-batches."""
+        return self.count_round_macs()
+
+    def count_round_macs(self) -> FloatArray:
+        """Count the MACs of each client in a round, for clients that tell their sizes late."""
         clients, steps = range(len(self.data)), range(self.iterations)
         samples = [sum(self.batch_size(client, step) for step in steps) for client in clients]
         return np.array(samples, float) * self.device_training_macs
@@ -114,7 +119,10 @@ class Session:
         return self._cached_epoch(client, round, epoch)[index]
 
     def batch_size(self, client: int, step: int) -> int:
-        samples, index = self.data.count_samples(client), step % self.num_batches(client)
+        samples = self.data.count_samples(client)
+        if not samples:
+            return 0  # the client has not told yet how many it has
+        index = step % self.num_batches(client)
         return min(self.local.batch, samples - index * self.local.batch)
 
     def _load_epoch(self, client: int, round: int, epoch: int) -> Batches:
@@ -122,9 +130,12 @@ class Session:
         address = (self.seed, round, client, epoch)
         return make_batches(self.data.train, share, local.batch, *address, augment=local.augment)
 
-    @cached_property
-    def client_classes(self) -> list[frozenset[int]]:
-        return [frozenset(self.data.list_classes(client)) for client in range(len(self.data))]
+    def get_client_classes(self, client: int) -> frozenset[int]:
+        """Return the classes that a client may have: its own, or all if it hides them."""
+        if client not in self._client_classes:
+            classes = self.data.list_classes(client) or range(self.data.train.classes)
+            self._client_classes[client] = frozenset(classes)
+        return self._client_classes[client]
 
     def make_clients(
         self, make_module: Callable[[int], nn.Module], local_loss: LocalLoss | None = None

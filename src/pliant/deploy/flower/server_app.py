@@ -71,8 +71,7 @@ def _serve_folder(grid: Grid, folder: Path) -> Iterator[object]:
     context = (build_server_context if is_own else build_run_context)(experiment)
     largest = find_max_reply_bytes(context, experiment.settings.guard)
     atomic.write_bytes(folder / BYTE_LIMIT_FILE, str(largest).encode())
-    hello = encode_message(
-        TrainRequest("hello", encode_for_devices(experiment), -1, pace=settings.pace)
-    )
+    config = encode_for_devices(experiment, settings.pace)
+    hello = encode_message(TrainRequest("hello", config, -1, pace=settings.pace))
     transport = DeviceTransport(experiment, settings, FlowerTransport(grid, hello))
     return serve(context, transport, folder)

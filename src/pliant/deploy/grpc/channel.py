@@ -127,6 +127,12 @@ class DeviceChannel:
             self.is_run_over = True
             self._condition.notify_all()
 
+    @property
+    def process(self) -> str | None:
+        """Return the process that has a stream, if there is one."""
+        with self._condition:
+            return self._process
+
     # called by the stream's threads
 
     def attach(self, process: str = "") -> int | None:

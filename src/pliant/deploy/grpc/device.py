@@ -15,13 +15,16 @@ from typing import Any
 
 import msgspec
 
+from pliant.data.declared import DataDeclaration
 from pliant.deploy.device.agent import localise_config
 from pliant.deploy.device.host import Limits, read_host
+from pliant.deploy.device.own_data import OwnDataReader
 from pliant.deploy.grpc import frames
 from pliant.deploy.grpc.frames import find_max_message_bytes
 from pliant.deploy.messages import MalformedMessage, encode_message
 from pliant.experiment.build import build_session
 from pliant.experiment.config import Experiment
+from pliant.methods.base import TaskKey
 from pliant.params import Params, flatten, nbytes, select_subtree
 from pliant.split.client import SplitClient
 from pliant.split.payload import Message
@@ -55,6 +58,7 @@ class SplitDevice:
         self._pending_replies: dict[int, bytes] = {}  # not yet confirmed by the server
         self._batch_seconds = 0.0  # spent on the open mini-batch
         self._is_batch_open = False
+        self._declaration: DataDeclaration | None = None  # of its own data
 
     def configure(self, config: frames.SplitRunConfig) -> list[bytes]:
         """Build the client that the server describes, once; return the first frames to send."""
@@ -90,7 +94,9 @@ class SplitDevice:
             seconds, self._batch_seconds = self._batch_seconds, 0.0
         self._done_up_to = done = request.number
         saved = self._saved_up_to if self._is_batch_open else done
-        frame = encode_message(frames.SplitReply(done, saved, seconds, shape), result)
+        declaration = self._declaration if request.kind == "declare" else None
+        reply = frames.SplitReply(done, saved, seconds, shape, declaration)
+        frame = encode_message(reply, result)
         self._pending_replies[done] = frame
         if not self._is_batch_open:
             self._save()
@@ -128,6 +134,8 @@ class SplitDevice:
             client.load_params(tensors)
         elif kind == "forget":
             client.reset_optimiser()
+        elif kind == "declare":
+            return (), {}
         else:
             client.load_state_dict(tensors)
         self._is_batch_open = False
@@ -141,7 +149,16 @@ class SplitDevice:
 
     def _build_client(self, encoded_experiment: Any) -> SplitClient:
         experiment = decode(localise_config(encoded_experiment, self.limits), Experiment)
-        session = build_session(experiment, only_client=self.number)
+        data, self._declaration = None, None
+        if experiment.network.input is not None:
+            form, reader = experiment.network.image_form, OwnDataReader(self.limits)
+            self._declaration = reader.declare(form)
+            key = TaskKey(experiment.seed, 0, self.number)
+            data = reader.select(form, self._declaration, key)
+            # split learning needs as many samples as declared in every round
+            count = min(self._declaration.max_samples, data.count_samples(0))
+            self._declaration = msgspec.structs.replace(self._declaration, max_samples=count)
+        session = build_session(experiment, only_client=self.number, data=data)
         client = session.clients[self.number]
         self.max_message_bytes = find_max_message_bytes(session, nbytes(client.state_dict()))
         return client

@@ -12,10 +12,13 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from pliant.data.declared import DataDeclaration
 from pliant.split.client import BatchRequest
 from pliant.split.session import Session
 
-RequestKind = Literal["restore", "ask", "learn", "drop", "take", "forget", "params", "state"]
+RequestKind = Literal[
+    "restore", "ask", "learn", "drop", "take", "forget", "params", "state", "declare"
+]
 MESSAGE_OVERHEAD = 1_000_000  # bytes allowed beyond the tensors
 ACTIVATIONS, LABELS, GRADIENT = "body", "labels", "slope"
 
@@ -54,6 +57,7 @@ class SplitReply(FrameHeader, frozen=True, tag="answer"):
     saved_up_to: int  # the device's disk has the results up to this number
     seconds: float = 0.0  # spent on the mini-batch that ends here
     shape: tuple[int, ...] = ()  # of the activations
+    declaration: DataDeclaration | None = None  # of a device with its own data
 
 
 class RunFinished(FrameHeader, frozen=True, tag="bye"):

@@ -6,11 +6,12 @@ rejoins, and training continues from it if the device never returns.
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from pliant.data.declared import DataDeclaration
 from pliant.deploy.grpc import frames
 from pliant.deploy.grpc.channel import DeviceChannel
 from pliant.methods.validation import (
@@ -34,8 +35,15 @@ class RemoteClient:
     """A split client behind a device channel."""
 
     def __init__(
-        self, channel: DeviceChannel, server_copy: LocalClient, policy: ValidationPolicy
+        self,
+        channel: DeviceChannel,
+        server_copy: LocalClient,
+        policy: ValidationPolicy,
+        accept: Callable[[DataDeclaration | None], None] | None = None,
     ) -> None:
+        self._accept = accept  # what a device declares of its own data, or raise ValueError
+        self.declaration_problem: str | None = None
+        self._refused_process: str | None = None  # whose declaration was not accepted
         self.channel = channel
         self.server_copy = server_copy
         self._policy = policy
@@ -49,11 +57,15 @@ class RemoteClient:
 
     def join_round(self) -> bool:
         """Add the device to the round if it is ready; send it its part in a new epoch."""
+        if self._refused_process is not None and self.channel.process == self._refused_process:
+            return False
         epoch = self.channel.join_round()
         if epoch is None:
             return False
         self._start = clone(self.server_copy.params)
         if epoch != self._channel_epoch:
+            if self._accept is not None and not self._read_declaration(self._accept):
+                return False
             if self.channel.send_request("restore", self.server_copy.state_dict()) is None:
                 return False
             log.info("device %s joined", self.channel.device)
@@ -67,6 +79,23 @@ class RemoteClient:
         costs.refused.update(self.problems)
         costs.has_bad_part |= bool(self.problems)
         self.problems.clear()
+
+    def _read_declaration(self, accept: Callable[[DataDeclaration | None], None]) -> bool:
+        """Ask a device with its own data what it has; return whether that can be accepted."""
+        number = self.channel.send_request("declare", needs_reply=True)
+        received = self.channel.wait_for_reply(number)
+        if received is None:
+            return False
+        try:
+            accept(received[0].declaration)
+        except ValueError as error:
+            self.declaration_problem = f"device {self.channel.device}: {error}"
+            log.warning("%s", self.declaration_problem)
+            self._refused_process = self.channel.process
+            self.channel.leave_round()
+            return False
+        self.declaration_problem = self._refused_process = None
+        return True
 
     @property
     def params(self) -> Params:

@@ -7,23 +7,26 @@ clock differ. `pliant server` starts `python -m pliant.deploy.grpc.server_main S
 import logging
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from pliant.data.declared import DataDeclaration
 from pliant.deploy.grpc.channel import DeviceChannel
 from pliant.deploy.grpc.environment import WallClockEnvironment
 from pliant.deploy.grpc.frames import find_max_message_bytes
 from pliant.deploy.grpc.remote_client import RemoteClient
 from pliant.deploy.grpc.server import GrpcServer
-from pliant.deploy.messages import encode_for_devices
+from pliant.deploy.messages import encode_for_devices, has_own_data
+from pliant.deploy.server.declarations import check_declaration
 from pliant.deploy.server.rounds import POLL_SECONDS, NotEnoughDevices
 from pliant.deploy.settings import SETTINGS_FILE, ServerSettings, run_process
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.split_loop import RoundEnvironment, check_simulated_deadline, run_split
 from pliant.engine.split_virtual import VirtualEnvironment
-from pliant.experiment.build import build_session
+from pliant.experiment.build import build_session, load_server_data
 from pliant.experiment.config import Experiment, load_run_config
 from pliant.params import nbytes
 from pliant.split.client import LocalClient
@@ -50,11 +53,16 @@ class SplitServerRun:
             check_simulated_deadline(experiment.rules)
         self.channels: dict[int, DeviceChannel] = {}
         self.clients: dict[int, RemoteClient] = {}
-        self._session = session = build_session(experiment, make_client=self._make_client)
+        self._data = None
+        if has_own_data(experiment, settings.pace):
+            self._data = load_server_data(experiment)
+        self._session = session = build_session(
+            experiment, make_client=self._make_client, data=self._data
+        )
         largest_state = max(nbytes(c.server_copy.state_dict()) for c in self.clients.values())
         self.grpc_server = GrpcServer(
             self.channels,
-            encode_for_devices(experiment),
+            encode_for_devices(experiment, settings.pace),
             address=address,
             keys=keys,
             max_message_bytes=find_max_message_bytes(session, largest_state),
@@ -64,8 +72,22 @@ class SplitServerRun:
     def _make_client(self, server_copy: LocalClient) -> RemoteClient:
         number, policy = server_copy.number, self._experiment.settings.guard
         self.channels[number] = DeviceChannel(number, self._settings.allowance)
-        self.clients[number] = RemoteClient(self.channels[number], server_copy, policy)
+        accept = None if self._data is None else partial(self._accept_declaration, number)
+        self.clients[number] = RemoteClient(self.channels[number], server_copy, policy, accept)
         return self.clients[number]
+
+    def _accept_declaration(self, device: int, declaration: DataDeclaration | None) -> None:
+        """Keep what a device declares for the run; raise if it is impossible or has changed."""
+        assert self._data is not None
+        limit, classes = self._experiment.server.max_samples, self._data.train.classes
+        declared = self._data.declarations.setdefault(
+            device, check_declaration(declaration, limit, classes)
+        )
+        if declaration is not None and declared != declaration:
+            raise ValueError(
+                f"expected the data of its first declaration, {declared.max_samples} samples, "
+                f"got others, {declaration.max_samples} samples"
+            )
 
     def run_rounds(self, folder: Path) -> Iterator[RoundRecord]:
         settings = msgspec.structs.replace(self._experiment.settings, checkpoint_every=1)
@@ -82,7 +104,7 @@ class SplitServerRun:
         self, round_number: int, start: float, selected: list[int]
     ) -> RoundEnvironment:
         self._wait_for_devices()
-        experiment, round_macs = self._experiment, self._session.round_macs
+        experiment, round_macs = self._experiment, self._session.count_round_macs()
         fleet, settings = experiment.fleet, experiment.settings
         if self._settings.pace == "simulated":
 
@@ -119,7 +141,9 @@ class SplitServerRun:
             if time.monotonic() > end:
                 if count >= quorum:
                     break
-                raise NotEnoughDevices(f"expected {quorum} or more devices online, got {count}")
+                text = f"expected {quorum} or more devices online, got {count}"
+                problems = [remote.declaration_problem for remote in self.clients.values()]
+                raise NotEnoughDevices("; ".join([text, *filter(None, problems)]))
             time.sleep(min(POLL_SECONDS, 0.05))
         self._has_started = True
 

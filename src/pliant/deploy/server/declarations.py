@@ -39,24 +39,33 @@ class DeclarationReader:
 
     def _read_declaration(self, run: Run, raw: bytes) -> DataDeclaration:
         reply, _ = decode_message(raw, TrainReply)
-        declaration: DataDeclaration | None = reply.declaration
-        if declaration is None:
-            raise ValueError(reply.reason or "expected a declaration of its data, found none")
-        limit, classes = self._max_samples, declaration.classes
-        if not 1 <= declaration.max_samples <= limit:
-            raise ValueError(
-                f"expected 1 to {limit} samples (`max_samples` in [server]), "
-                f"got {declaration.max_samples}"
-            )
-        if not 0 <= declaration.tests <= limit:
-            raise ValueError(f"expected 0 to {limit} tests, got {declaration.tests}")
-        if classes is None:
-            if run.context.needs_classes:
-                method = type(run.context.method).__name__
-                raise ValueError(f"expected its classes, which {method} needs, got hidden ones")
-            return declaration
-        count = run.context.data.train.classes
-        is_rising = all(before < after for before, after in pairwise(classes))
-        if not classes or not is_rising or not 0 <= classes[0] <= classes[-1] < count:
-            raise ValueError(f"expected rising classes from 0 to {count - 1}, got others")
+        if reply.declaration is None and reply.reason:
+            raise ValueError(reply.reason)
+        declaration = check_declaration(
+            reply.declaration, self._max_samples, run.context.data.train.classes
+        )
+        if declaration.classes is None and run.context.needs_classes:
+            method = type(run.context.method).__name__
+            raise ValueError(f"expected its classes, which {method} needs, got hidden ones")
         return declaration
+
+
+def check_declaration(
+    declaration: DataDeclaration | None, limit: int, num_classes: int
+) -> DataDeclaration:
+    """Return the declaration if it is possible, or raise."""
+    if declaration is None:
+        raise ValueError("expected a declaration of its data, found none")
+    if not 1 <= declaration.max_samples <= limit:
+        raise ValueError(
+            f"expected 1 to {limit} samples (`max_samples` in [server]), "
+            f"got {declaration.max_samples}"
+        )
+    if not 0 <= declaration.tests <= limit:
+        raise ValueError(f"expected 0 to {limit} tests, got {declaration.tests}")
+    classes = declaration.classes
+    if classes is not None:
+        is_rising = all(before < after for before, after in pairwise(classes))
+        if not classes or not is_rising or not 0 <= classes[0] <= classes[-1] < num_classes:
+            raise ValueError(f"expected rising classes from 0 to {num_classes - 1}, got others")
+    return declaration

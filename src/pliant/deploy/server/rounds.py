@@ -113,7 +113,7 @@ class DeviceTransport:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        self._config = encode_for_devices(self.experiment)
+        self._config = encode_for_devices(self.experiment, self.settings.pace)
         self._declarations = DeclarationReader(self.experiment.server.max_samples)
         self._curves: dict[int, StepTimeCurve] = {}
         self._has_started = False  # this process has run a round
