@@ -1,4 +1,4 @@
-"""A TCP proxy between a device and a server whose connections a test can reset."""
+"""A TCP proxy between a device and a server that counts bytes and can reset connections."""
 
 import socket
 import struct
@@ -11,6 +11,7 @@ class FaultyProxy:
 
     def __init__(self, port):
         self._port, self._sockets, self.cuts = port, [], 0
+        self.forwarded_bytes = 0  # in both directions
         self._lock, self._is_closed = threading.Lock(), False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -47,15 +48,16 @@ class FaultyProxy:
             with self._lock:
                 self._sockets += [client, server]
             for pair in ((client, server), (server, client)):
-                threading.Thread(target=_forward, args=pair, daemon=True).start()
+                threading.Thread(target=self._forward, args=pair, daemon=True).start()
 
-
-def _forward(source, target):
-    with suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-    _reset(source)
-    _reset(target)
+    def _forward(self, source, target):
+        with suppress(OSError):
+            while data := source.recv(65536):
+                with self._lock:
+                    self.forwarded_bytes += len(data)
+                target.sendall(data)
+        _reset(source)
+        _reset(target)
 
 
 def _reset(connection):

@@ -158,21 +158,26 @@ def run_split(
                 session.server.load_state_dict(start[0])  # it was trained on their messages only
                 session.method_state = start[1]
             now += environment.seconds_elapsed()
-            total = sum_tasks(number, now, records)
             is_last = number + 1 == settings.rounds
             is_over = is_last or is_stopped()
             is_tested = not session.is_dry and len(session.data.test) > 0
+            personal = final_digest = new_state = None
             if is_tested and (is_last or (number + 1) % settings.evaluation.every == 0):
                 personal = _evaluate_clients(session, method.threshold, settings.evaluation)
-                total = msgspec.structs.replace(total, personal=personal)
             if is_last:
                 clients = {f"client{n}": part.state_dict() for n, part in session.clients.items()}
                 state = flatten({"server": session.server.state_dict(), **clients})
-                total = msgspec.structs.replace(total, digest=digest(state))
+                final_digest = digest(state)
+            if store and (is_over or (number + 1) % settings.checkpoint_every == 0):
+                new_state = _make_run_state(session, number + 1, now, is_last=is_last)
+            records = environment.charge_control(records)  # evaluation and checkpoints included
+            total = msgspec.structs.replace(
+                sum_tasks(number, now, records), personal=personal, digest=final_digest
+            )
             if store:
                 store.append([*records, total])
-                if is_over or (number + 1) % settings.checkpoint_every == 0:
-                    store.save(_make_run_state(session, number + 1, now, is_last=is_last))
+                if new_state is not None:
+                    store.save(new_state)
             yield total
             if is_over:
                 return
@@ -232,6 +237,9 @@ class RoundEnvironment(ChargedEnvironment, Protocol):
     def build_records(self, round_number: int) -> list[TaskRecord]: ...
 
     def seconds_elapsed(self) -> float: ...
+
+    def charge_control(self, records: list[TaskRecord]) -> list[TaskRecord]:
+        """Add what was sent besides the exchanges, if that is known, to the records of a round."""
 
 
 def _evaluate_clients(session: Session, threshold: float, evaluation: Evaluation) -> PersonalScore:

@@ -171,6 +171,9 @@ class VirtualEnvironment:
             float(self.uplink_free[participants].max()),
         )
 
+    def charge_control(self, records: list[TaskRecord]) -> list[TaskRecord]:
+        return records  # there is none
+
     def build_records(self, round_number: int) -> list[TaskRecord]:
         closed_at = self.seconds_elapsed()
         if closed_at > self.horizon:

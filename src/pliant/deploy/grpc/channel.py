@@ -39,6 +39,7 @@ class DeviceChannel:
         self.is_in_round = False
         self.deadline: float | None = None  # after which no reply is waited for in this round
         self.batch_seconds: list[float] = []  # of the round's mini-batches, in all epochs
+        self._sent_bytes = self._received_bytes = 0  # in frames that are not charged yet
         self._start_epoch()
 
     def _start_epoch(self) -> None:
@@ -127,6 +128,13 @@ class DeviceChannel:
             self.is_run_over = True
             self._condition.notify_all()
 
+    def take_traffic(self) -> tuple[int, int]:
+        """Return the bytes of all frames to and from the device since the last call."""
+        with self._condition:
+            traffic = self._sent_bytes, self._received_bytes
+            self._sent_bytes = self._received_bytes = 0
+            return traffic
+
     @property
     def process(self) -> str | None:
         """Return the process that has a stream, if there is one."""
@@ -172,6 +180,10 @@ class DeviceChannel:
             self.is_ready = True
             self._condition.notify_all()
 
+    def count_received(self, size: int) -> None:
+        with self._condition:
+            self._received_bytes += size
+
     def get_next_frame(
         self, stream_id: int, announced_epoch: str | None, experiment: object, timeout: float
     ) -> tuple[bytes | None, str | None]:
@@ -195,15 +207,19 @@ class DeviceChannel:
                 return None, None
             if announced_epoch != self.epoch:
                 self.is_ready = False
-                config = frames.SplitRunConfig(self.epoch, experiment)
-                return encode_message(config), self.epoch
+                frame = encode_message(frames.SplitRunConfig(self.epoch, experiment))
+                self._sent_bytes += len(frame)
+                return frame, self.epoch
             if not has_request():
                 return None, announced_epoch
             request, tensors = self._pending_requests[self._next_number]
             self._next_number += 1
             received_up_to = self._received_up_to
         header = msgspec.structs.replace(request, received_up_to=received_up_to)
-        return encode_message(header, tensors), announced_epoch
+        frame = encode_message(header, tensors)
+        with self._condition:
+            self._sent_bytes += len(frame)
+        return frame, announced_epoch
 
     def receive_reply(self, stream_id: int, reply: frames.SplitReply, tensors: Params) -> None:
         """Accept a reply; ignore one that was received before."""

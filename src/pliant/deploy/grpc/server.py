@@ -148,6 +148,7 @@ class GrpcServer:
         """Pass a device's frames to its channel until the stream ends."""
         try:
             for raw in requests:
+                channel.count_received(len(raw))
                 header, tensors = decode_message(raw, frames.DeviceHeader)
                 if isinstance(header, frames.Ready):
                     channel.mark_ready(stream_id, header.epoch, header.done_up_to)
