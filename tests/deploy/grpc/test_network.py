@@ -59,14 +59,17 @@ def test_only_selected_devices_train(pace, keys, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["splitfed", "adasplit"])
-def test_measured_pace_has_the_weights_and_bytes_of_the_simulation(name, keys, tmp_path):
+def test_measured_pace_has_the_weights_and_costs_of_the_simulation(name, keys, tmp_path):
     experiment = make_experiment(tmp_path, name, fields=METHODS[name])
     records = run_with_devices(experiment, tmp_path, keys, pace="measured")
     assert verify_records(records) == 2
     rounds = [record for record in records if isinstance(record, RoundRecord)]
     for real, virtual in zip(rounds, simulate_rounds(experiment), strict=True):
         assert (real.digest, real.personal) == (virtual.digest, virtual.personal)
-        assert (real.up, real.down, real.macs) == (virtual.up, virtual.down, virtual.macs)
+        assert real.macs == virtual.macs
+        assert real.up > virtual.up  # with all that is sent besides activations and gradients
+        assert real.down > virtual.down
+        assert real.exchange.dense == virtual.exchange.dense
         assert real.exchange.relayed == virtual.exchange.relayed
         assert real.outcomes == virtual.outcomes == {"finished": 3}
         assert 0 < real.busy < 3 * real.seconds < 3 * LIMIT
