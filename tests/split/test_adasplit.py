@@ -1,9 +1,10 @@
 import msgspec
 import pytest
 import torch
-from tests.split.small_split import ADASPLIT, LOCAL, make_data, make_network, run
+from tests.split.small_split import ADASPLIT, LOCAL, make_data, make_network, make_settings, run
 
 from pliant.devices import ConstantTrace, Fleet, SteppedTrace
+from pliant.engine.evaluation import Evaluation
 from pliant.nn.optimisers import Adam
 from pliant.split import AdaSplit, SplitFed, SplitTraining, VanillaSplit
 from pliant.split.base import ClientCosts
@@ -113,6 +114,13 @@ def test_beta_makes_activations_sparse_and_messages_short():
     assert sparse[-1].exchange.dense == plain[-1].exchange.dense
     assert sparse[-1].exchange.nonzero < 0.7 * plain[-1].exchange.nonzero
     assert sparse[-1].up < plain[-1].up
+
+
+def test_a_penalty_on_all_masks_does_not_depend_on_how_often_clients_are_evaluated():
+    method = make_adasplit(penalised="all", kappa=0.0, eta=0.4)
+    often = msgspec.structs.replace(make_settings(), evaluation=Evaluation(every=1))
+    data = make_data((8, 8, 8))  # one of three clients is selected in the first round
+    assert run(method, settings=often, data=data)[-1].digest == run(method, data=data)[-1].digest
 
 
 def test_relayed_parts_are_charged():

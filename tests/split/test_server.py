@@ -29,7 +29,7 @@ def make_part():
 
 
 def make_masked(**options):
-    return MaskedServer(make_part(), **{"penalty": 1e-3, "penalised": "own", "seed": 0} | options)
+    return MaskedServer(make_part(), 8, **{"penalty": 1e-3, "penalised": "own", "seed": 0} | options)
 
 
 def make_shared():

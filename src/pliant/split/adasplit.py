@@ -74,8 +74,13 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
 
     def set_up(self, session: Session) -> MaskedServer:
         session.make_clients(session.make_client_module, self._compute_local_loss)
-        shared, seed = session.make_server(), session.seed
-        return MaskedServer(shared, penalty=self.penalty, penalised=self.penalised, seed=seed)
+        return MaskedServer(
+            session.make_server(),
+            len(session.data),
+            penalty=self.penalty,
+            penalised=self.penalised,
+            seed=session.seed,
+        )
 
     def train(self, split_round: SplitRound) -> None:
         session, environment = split_round.session, split_round.environment

@@ -59,13 +59,20 @@ PenaltyScope = Literal["own", "all"]
 class MaskedServer:
     """Shared weights, and per client one logit for every weight.
 
-    A new client's logits are drawn from N(0, 1) at its own random address.
+    A client's logits are drawn from N(0, 1) at its own random address when they are first needed.
     """
 
     def __init__(
-        self, part: TrainablePart, *, penalty: float, penalised: PenaltyScope, seed: int
+        self,
+        part: TrainablePart,
+        clients: int,
+        *,
+        penalty: float,
+        penalised: PenaltyScope,
+        seed: int,
     ) -> None:
-        self.part, self.penalty, self.penalised, self.seed = part, penalty, penalised, seed
+        self.part, self.clients, self.seed = part, clients, seed
+        self.penalty, self.penalised = penalty, penalised
         self.masks: dict[int, TrainablePart] = {}
         # the part is large: allocating memory in every step would cost more than the arithmetic
         self._gates = {name: torch.empty_like(part.params[name]) for name in part.trained_names}
@@ -112,8 +119,9 @@ class MaskedServer:
         part.step_params(weight_grads, lr)
         mask.step_params(mask_grads, lr)
         if self.penalised == "all":
-            for other, other_mask in self.masks.items():
+            for other in range(self.clients):
                 if other != client:
+                    other_mask = self.get_mask(other)
                     gates = {n: torch.sigmoid(other_mask.params[n]) for n in part.trained_names}
                     slopes = {n: (g - g.square()).mul_(self.penalty) for n, g in gates.items()}
                     other_mask.step_params(slopes, lr)
