@@ -13,6 +13,7 @@ from pliant.engine.round_rules import RoundRules
 from pliant.engine.split_loop import simulate_split
 from pliant.nn.models import lenet
 from pliant.split import AdaSplit, SplitTraining
+from pliant.split.base import ClientCosts
 
 LOCAL = SplitTraining(batch=8)
 ADASPLIT = AdaSplit(local=LOCAL, kappa=0.5)
@@ -48,6 +49,27 @@ def make_network():
 def make_settings(rounds=4):
     rules, evaluation = RoundRules(late="wait"), Evaluation(every=2)
     return RunSettings(rounds=rounds, rules=rules, evaluation=evaluation, checkpoint_every=2)
+
+
+class FreeEnvironment:
+    """An environment in which nothing takes time."""
+
+    def __init__(self, clients, available=None):
+        self.costs = [ClientCosts() for _ in range(clients)]
+        self.available = list(range(clients)) if available is None else available
+
+    def available_clients(self):
+        return self.available
+
+    def compute(self, client, macs, samples):
+        self.costs[client].add_pass(macs, samples)
+        return True
+
+    def upload(self, client, size): ...
+    def serve(self, client, macs): ...
+    def download(self, client, size): ...
+    def transfer(self, senders, receivers, size): ...
+    def barrier(self): ...
 
 
 def make_faulty(change):

@@ -1,13 +1,20 @@
 import msgspec
 import pytest
 import torch
-from tests.split.small_split import ADASPLIT, LOCAL, make_data, make_network, make_settings, run
+from tests.split.small_split import (
+    ADASPLIT,
+    LOCAL,
+    FreeEnvironment,
+    make_data,
+    make_network,
+    make_settings,
+    run,
+)
 
 from pliant.devices import ConstantTrace, Fleet, SteppedTrace
 from pliant.engine.evaluation import Evaluation
 from pliant.nn.optimisers import Adam
 from pliant.split import AdaSplit, SplitFed, SplitTraining, VanillaSplit
-from pliant.split.base import ClientCosts
 from pliant.split.exchange import SplitRound
 from pliant.split.session import Session
 
@@ -23,24 +30,6 @@ def test_the_local_phase_sends_nothing_and_the_global_one_k_messages_per_iterati
     assert [record.up > 0 for record in records] == [False, False, True, True]
     assert [record.down for record in records] == [0, 0, 0, 0]
     assert [record.samples for record in records] == [24 + (8 + 8 + 1) + 3 * 8] * 4
-
-
-class FreeEnvironment:
-    """An environment in which nothing takes time."""
-
-    def __init__(self, clients):
-        self.costs = [ClientCosts() for _ in range(clients)]
-
-    def available_clients(self):
-        return list(range(len(self.costs)))
-
-    def compute(self, client, macs, samples):
-        return True
-
-    def upload(self, client, size): ...
-    def serve(self, client, macs): ...
-    def download(self, client, size): ...
-    def barrier(self): ...
 
 
 def make_session(method):
@@ -121,6 +110,14 @@ def test_a_penalty_on_all_masks_does_not_depend_on_how_often_clients_are_evaluat
     often = msgspec.structs.replace(make_settings(), evaluation=Evaluation(every=1))
     data = make_data((8, 8, 8))  # one of three clients is selected in the first round
     assert run(method, settings=often, data=data)[-1].digest == run(method, data=data)[-1].digest
+
+
+def test_the_learning_rate_decays_over_all_rounds_or_over_those_with_an_exchange():
+    training = SplitTraining(Adam(lr=2.0), period=4)
+    assert [training.lr_at(round, 2) for round in (0, 2, 4)] == pytest.approx([2.0, 1.0, 0.0])
+    constant_at_first = msgspec.structs.replace(training, decay="exchanges")
+    rates = [constant_at_first.lr_at(round, 2) for round in (0, 2, 4)]
+    assert rates == pytest.approx([2.0, 2.0, 1.0])
 
 
 def test_relayed_parts_are_charged():

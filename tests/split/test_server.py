@@ -8,9 +8,9 @@ from tests.split.small_split import make_network
 from pliant.nn.cut import split_network
 from pliant.nn.elastic import elastic
 from pliant.nn.optimisers import Adam
-from pliant.params import get_params
+from pliant.params import clone, get_params
 from pliant.split.part import TrainablePart
-from pliant.split.server import MaskedServer, SharedServer
+from pliant.split.server import MaskedServer, ServerCopies, SharedServer
 
 X = torch.zeros(1, 1, 16, 16)
 ADAM = Adam(lr=1e-2, weight_decay=1e-5)
@@ -29,11 +29,17 @@ def make_part():
 
 
 def make_masked(**options):
-    return MaskedServer(make_part(), 8, **{"penalty": 1e-3, "penalised": "own", "seed": 0} | options)
+    return MaskedServer(
+        make_part(), 8, **{"penalty": 1e-3, "penalised": "own", "seed": 0} | options
+    )
 
 
 def make_shared():
     return SharedServer(make_net(), get_params(make_module()), ADAM)
+
+
+def make_copies():
+    return ServerCopies(make_shared())
 
 
 def make_batch(count=6):
@@ -107,7 +113,19 @@ def test_without_a_loss_the_penalty_drives_a_gate_to_its_fixed_point():
     assert float(mask.params["logit"]) == pytest.approx(-3.33, abs=0.02)
 
 
-@pytest.mark.parametrize("make_server", [make_masked, make_shared])
+@pytest.mark.parametrize("make_server", [make_masked, make_copies])
+def test_a_restored_server_forgets_what_it_made_for_a_client_since(make_server):
+    server, other = make_server(), make_server()
+    state = clone(server.state_dict())
+    server.step(1, *make_batch(), 1e-2, needs_gradient=False)
+    server.load_state_dict(state)
+    for each in (server, other):
+        each.step(1, *make_batch(), 1e-2, needs_gradient=False)
+    expected = other.state_dict()
+    assert all(torch.equal(tensor, expected[n]) for n, tensor in server.state_dict().items())
+
+
+@pytest.mark.parametrize("make_server", [make_masked, make_shared, make_copies])
 def test_a_restored_server_continues_bit_for_bit(make_server):
     original, restored = make_server(), make_server()
     for client in (0, 1):

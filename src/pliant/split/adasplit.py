@@ -86,7 +86,7 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
         session, environment = split_round.session, split_round.environment
         local_rounds = int(self.kappa * split_round.rounds + 1e-9)
         is_local = split_round.number < local_rounds
-        lr = self.local.lr_at(max(0, split_round.number - local_rounds))
+        lr = self.local.lr_at(split_round.number, local_rounds)
         bandit = Bandit(len(session.data), self.gamma)
         if "bandit" in session.method_state:
             bandit.load_state_dict(session.method_state["bandit"])

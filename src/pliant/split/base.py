@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pliant.data import CropFlip
 from pliant.nn.optimisers import Adam, Optimiser
@@ -14,19 +14,22 @@ from pliant.value import Count, Natural, Value
 class SplitTraining(Value, frozen=True):
     """How both parts are trained: optimiser, batch size, learning-rate schedule, augmentation.
 
-    The learning rate follows a cosine that reaches zero after `period` rounds with an exchange.
+    The learning rate follows a cosine that reaches zero after `period` rounds.
     """
 
     optimiser: Optimiser = Adam(lr=1e-3, weight_decay=1e-5)
     batch: Count = 32
-    period: Natural = 22  # 22 for 20 rounds in the authors' code; 0: constant
+    period: Natural = 22  # 22 for 20 rounds in AdaSplit's code; 0: constant
+    decay: Literal["rounds", "exchanges"] = "rounds"  # exchanges: constant in a local phase
     augment: CropFlip | None = None  # of the training images
 
-    def lr_at(self, rounds_done: int) -> float:
-        """Return the learning rate after this many rounds with an exchange."""
-        lr = self.optimiser.lr
+    def lr_at(self, round: int, local_rounds: int = 0) -> float:
+        """Return the learning rate of a round in a run that starts with some local rounds."""
+        lr, rounds_done = self.optimiser.lr, round
         if not self.period:
             return lr
+        if self.decay == "exchanges":
+            rounds_done = max(0, round - local_rounds)
         return lr * (1 + math.cos(math.pi * min(rounds_done, self.period) / self.period)) / 2
 
 

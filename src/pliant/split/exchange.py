@@ -11,7 +11,7 @@ from pliant.params import Params, compute_trimmed_mean, is_finite, normalise_wei
 from pliant.split.base import ChargedEnvironment, SplitEnvironment
 from pliant.split.client import DRY_MESSAGE, BatchRequest, sample_subnet
 from pliant.split.payload import Message, get_label_dtype
-from pliant.split.server import ServerPart
+from pliant.split.server import ServerCopies, ServerPart
 from pliant.split.session import Session
 from pliant.split.validation import MessageManifest, decode_message
 
@@ -145,35 +145,37 @@ class SplitRound:
             if other != client:
                 part.load_params(self.session.clients[client].params)
 
-    def reset_optimisers(self) -> None:
-        for part in self.session.clients.values():
-            part.reset_optimiser()
-
     def average_parts(self, trim: float = 0.0) -> list[int]:
-        """Give all clients the mean of the available clients' parts; return whose parts entered.
+        """Give all clients the mean of the parts of available clients; return whose parts entered.
 
-        A client of which every message was rejected takes no part. `trim` is that of
-        `average_params`.
+        The part of a client that was not trained, or whose messages were all refused, does not.
+        `trim` is that of `average_params`.
         """
         clients, available = self.session.clients, self.environment.available_clients
-        parts = {client: clients[client].params for client in available()}
-        # a client may leave while its part is fetched
         costs = self._charged.costs
-        parts = {
-            client: parts[client]
-            for client in parts
-            if client in available() and not costs[client].is_rejected
-        }
+        trained = [c for c in available() if costs[c].steps and not costs[c].is_rejected]
+        parts = {client: clients[client].params for client in trained}
+        # a client may leave, or turn out to have a bad part, while its part is fetched
+        present = set(available())
+        parts = {c: parts[c] for c in parts if c in present and not costs[c].is_rejected}
         for client in [client for client in parts if not is_finite(parts[client])]:
             reason = f"client {client}: expected a part of finite numbers"
-            self._charged.costs[client].refused[reason] += 1
+            costs[client].refused[reason] += 1
             del parts[client]
         if parts:
-            self._charge_transfer(list(parts), list(parts))
+            self._charge_transfer(list(parts), available())
             mean = average_params(self.session, parts, trim)
             for part in clients.values():
                 part.load_params(mean)
         return list(parts)
+
+    def average_copies(self, clients: list[int], trim: float = 0.0) -> None:
+        """Give the copies of the server's part, if there are any, the mean of these clients'."""
+        server = self.session.server
+        if isinstance(server, ServerCopies):
+            copies = {client: server.get_copy(client).params for client in clients}
+            mean = average_params(self.session, copies, trim) if copies else server.common.params
+            server.load_params(mean)
 
     def _charge_transfer(self, senders: list[int], receivers: list[int]) -> None:
         size, costs = self.session.device_bytes, self._charged.costs

@@ -53,6 +53,46 @@ class SharedServer(TrainablePart):
         return self.params
 
 
+class ServerCopies:
+    """One copy of the part per client, each with its own optimiser state."""
+
+    def __init__(self, common: SharedServer) -> None:
+        self.common = common  # what all copies start a round from
+        self.copies: dict[int, SharedServer] = {}
+
+    def get_copy(self, client: int) -> SharedServer:
+        if client not in self.copies:
+            common = self.common
+            self.copies[client] = SharedServer(common.net, common.params, common.optimiser)
+        return self.copies[client]
+
+    def step(
+        self, client: int, activation: Tensor, labels: Tensor, lr: float, *, needs_gradient: bool
+    ) -> ServerStepResult:
+        return self.get_copy(client).step(
+            client, activation, labels, lr, needs_gradient=needs_gradient
+        )
+
+    def load_params(self, params: Mapping[str, Tensor]) -> None:
+        """Replace the parameters of all copies; keep their optimisers' states."""
+        for part in (self.common, *self.copies.values()):
+            part.load_params(params)
+
+    def effective_params(self, client: int, threshold: float = 0.0) -> Params:
+        return self.common.params
+
+    def state_dict(self) -> Params:
+        copies = {f"copy{client}": copy.state_dict() for client, copy in self.copies.items()}
+        return flatten({"common": self.common.state_dict(), **copies})
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        groups = group_subtrees(state)
+        self.common.load_state_dict(groups.pop("common"))
+        self.copies.clear()  # a copy that was made later starts anew
+        for name, copy_state in groups.items():
+            self.get_copy(int(name.removeprefix("copy"))).load_state_dict(copy_state)
+
+
 PenaltyScope = Literal["own", "all"]
 
 
@@ -142,5 +182,6 @@ class MaskedServer:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         groups = group_subtrees(state)
         self.part.load_state_dict(groups.pop("shared"))
+        self.masks.clear()  # a mask that was made later is drawn anew
         for client in sorted(int(name.removeprefix("mask")) for name in groups):
             self.get_mask(client).load_state_dict(groups[f"mask{client}"])

@@ -2,7 +2,7 @@
 
 Gupta and Raskar, "Distributed learning of deep neural network over multiple agents", 2018. The
 client's part moves on to the next client after every mini-batch (as in the baseline of AdaSplit's
-authors) or after every pass over a client's data (Thapa et al., SplitFed, AAAI 2022).
+authors) or after a client's whole round (Thapa et al., SplitFed, AAAI 2022).
 """
 
 from typing import ClassVar, Literal
@@ -20,8 +20,9 @@ from pliant.value import Value
 class VanillaSplit(Value, frozen=True, tag="split"):
     """SL-basic: one network for all clients, trained by one client at a time.
 
-    With `turn="batch"` all clients have as many turns per round as the one with the most data, and
-    smaller ones repeat theirs. With `turn="pass"` each trains on its own data once.
+    All clients train as many mini-batches per round as the one with the most data; smaller ones
+    repeat theirs. The client's part moves on after every mini-batch or, with `turn="pass"`, after
+    all of a client's mini-batches.
 
     >>> import pliant as pl
     >>> pl.VanillaSplit(cut="stage2", turn="pass").payload == pl.Payload()
@@ -59,7 +60,7 @@ class VanillaSplit(Value, frozen=True, tag="split"):
             split_round.show_part(previous)
 
     def _list_turns(self, session: Session) -> list[tuple[int, int]]:
-        clients = range(len(session.data))
+        clients, steps = range(len(session.data)), range(session.iterations)
         if self.turn == "batch":
-            return [(client, step) for step in range(session.iterations) for client in clients]
-        return [(client, step) for client in clients for step in range(session.num_batches(client))]
+            return [(client, step) for step in steps for client in clients]
+        return [(client, step) for client in clients for step in steps]
