@@ -1,6 +1,8 @@
 """Curves, utilisation and the summary, with numbers one can do by hand."""
 
+import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +12,7 @@ from tests.analysis.runs_on_disk import write_run
 from pliant.analysis.curves import compute_learning_curve
 from pliant.analysis.runs import group_runs, load_runs, select_finished
 from pliant.analysis.style import format_short, get_line_style
-from pliant.analysis.summary import format_summary, summarise_groups
+from pliant.analysis.summary import format_summary, get_budgets, rank_by_c3, summarise_groups
 from pliant.analysis.utilisation import compute_utilisation
 from pliant.engine.device_scores import DeviceScores
 
@@ -77,6 +79,33 @@ def test_the_table_has_means_and_the_c3_score(groups):
     assert first.c3 == pytest.approx(0.6 * math.exp(-2 / 8))  # the largest use of both
     assert second.c3 == pytest.approx(0.9 * math.exp(-(3000 / 6000 + 200 / 400) / 8))
     assert second.lost_share == 0.5
+
+
+def test_the_order_by_c3_may_depend_on_the_budgets(groups):
+    """The cheap group is ahead by 0.5 · 2 / 8 in the exponent, and twice or half of that."""
+    costly, cheap = summarise_groups(groups, target=0.4)
+    assert get_budgets([costly, cheap]) == (6000 / 1e6, 400 / 1e9)
+    costly = replace(costly, accuracy=(0.9 * math.exp(0.2), 0.0))
+    rows = [costly, cheap]
+    assert rank_by_c3(rows) == rank_by_c3(rows, 2.0) == [costly.label, cheap.label]
+    assert rank_by_c3(rows, 0.5) == [cheap.label, costly.label]
+
+
+def test_visited_images_and_the_score_after_local_training_are_shown(tmp_path):
+    folder = write_run(tmp_path / "a", [0.1, 0.3])
+    events = folder / "events.jsonl"
+    *lines, last = events.read_text().splitlines()
+    personal = {"per_device": [0.3, 0.5], "after_training": [0.5, 0.7]}
+    total = json.loads(last) | {"personal": personal}
+    lines.append(json.dumps(total, separators=(",", ":")))
+    events.write_text("\n".join(lines) + "\n")
+    rows = summarise_groups(select_finished(group_runs(load_runs([tmp_path]))), 0.9)
+    assert rows[0].images == 2 * 2 * 8  # rounds, devices, images
+    assert rows[0].c3 == pytest.approx(0.4 * math.exp(-2 / 8))
+    assert rows[0].local_c3 == pytest.approx(0.6 * math.exp(-2 / 8))
+    header, [texts] = format_summary(rows, 0.9)
+    assert texts[header.index("images")] == "32"
+    assert texts[header.index("C3 local")] == f"{0.6 * math.exp(-2 / 8):.3f}"
 
 
 def test_a_target_that_one_seed_missed_is_not_reached(groups):

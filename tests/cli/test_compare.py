@@ -81,3 +81,11 @@ def test_a_run_without_any_device_has_no_shares(compare, tmp_path, capsys):
     assert main([str(word) for word in command]) == 0
     used, lost = capsys.readouterr().out.splitlines()[1].split()[-4:-2]
     assert (used, lost) == ("-", "-")
+
+
+def test_the_budgets_of_the_score_stand_under_the_table(compare, tmp_path, capsys):
+    row = json.loads(compare()[1])
+    files = [str(tmp_path / "small.toml"), "--out", str(tmp_path / "runs")]
+    assert main(["compare", *files]) == 0
+    budgets = f"{row['megabytes']:.1f} MB and {row['gigamacs']:.1f} GMACs"
+    assert capsys.readouterr().out.endswith(f"C3 budgets, the largest above: {budgets}\n")

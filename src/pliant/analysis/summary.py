@@ -39,6 +39,8 @@ class SummaryRow:
     total_gigamacs: float | None  # with the server's
     paper_megabytes: float | None  # four bytes per nonzero number
     c3: float = 0.0  # with the largest costs in the table as budgets
+    local_c3: float | None = None  # the same, of the accuracy after local training
+    images: float = 0.0  # trained on per run, counted at every visit
     rounds: float = 0.0
     joules: float = 0.0
     # of the last tests by devices themselves, mean over runs
@@ -73,14 +75,38 @@ def summarise_groups(groups: list[RunGroup], target: float) -> list[SummaryRow]:
 
 def _summarise(groups: Mapping[AxisValues, Sequence[Rounds]], target: float) -> list[SummaryRow]:
     rows = [_summarise_group(group, runs, target) for group, runs in groups.items()]
-    budgets = {
-        "max_traffic": max((row.megabytes for row in rows), default=0.0),
-        "max_macs": max((row.gigamacs for row in rows), default=0.0),
-    }
+    budgets = get_budgets(rows)
     return [
-        replace(row, c3=c3_score(row.mean_accuracy, row.megabytes, row.gigamacs, **budgets))
+        replace(
+            row,
+            c3=_compute_c3(row, row.mean_accuracy, budgets),
+            local_c3=None
+            if row.local_accuracy is None
+            else _compute_c3(row, row.local_accuracy, budgets),
+        )
         for row in rows
     ]
+
+
+def get_budgets(rows: Sequence[SummaryRow]) -> tuple[float, float]:
+    """Return the budgets of the C3-Score: the most megabytes and GMACs of any row."""
+    return (
+        max((row.megabytes for row in rows), default=0.0),
+        max((row.gigamacs for row in rows), default=0.0),
+    )
+
+
+def rank_by_c3(rows: Sequence[SummaryRow], factor: float = 1.0) -> list[str]:
+    """Return the rows' labels by falling C3-Score, with the budgets times a factor."""
+    megabytes, gigamacs = get_budgets(rows)
+    budgets = factor * megabytes, factor * gigamacs
+    ranked = sorted(rows, key=lambda row: -_compute_c3(row, row.mean_accuracy, budgets))
+    return [row.label for row in ranked]
+
+
+def _compute_c3(row: SummaryRow, accuracy: float, budgets: tuple[float, float]) -> float:
+    megabytes, gigamacs = budgets
+    return c3_score(accuracy, row.megabytes, row.gigamacs, max_traffic=megabytes, max_macs=gigamacs)
 
 
 def _summarise_group(group: AxisValues, runs: Sequence[Rounds], target: float) -> SummaryRow:
@@ -109,6 +135,7 @@ def _summarise_group(group: AxisValues, runs: Sequence[Rounds], target: float) -
         statistics.fmean(max(values, default=0.0) for values in accuracies),
         statistics.fmean(local) if local else None,
         *_average_exchange(runs),
+        images=sum(record.samples for record in records) / len(runs),
         rounds=statistics.fmean(map(len, runs)),
         joules=sum(record.joules for record in records) / len(runs),
         **_average_device_scores(runs),
@@ -171,6 +198,7 @@ def _format_row(row: SummaryRow, target: float) -> dict[str, str]:
         "worst decile": format_percent(row.worst_decile),
         f"rounds to {target:.0%}": MISSING if rounds is None else f"{rounds:.1f}",
         f"s to {target:.0%}": MISSING if seconds is None else f"{seconds:.1f}",
+        "images": f"{row.images:.0f}",
         "seconds": f"{row.seconds:.1f}",
         "GMACs": f"{row.gigamacs:.1f}",
         "MB": f"{row.megabytes:.1f}",
@@ -178,4 +206,5 @@ def _format_row(row: SummaryRow, target: float) -> dict[str, str]:
         "used": format_percent(row.utilisation),
         "lost": format_percent(row.lost_share),
         "C3": f"{row.c3:.3f}" if row.accuracy else MISSING,
+        "C3 local": MISSING if row.local_c3 is None else f"{row.local_c3:.3f}",
     }

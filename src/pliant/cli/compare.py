@@ -92,8 +92,8 @@ def _format_table(rows: "list[SummaryRow]", target: float) -> str:
     width = max((len(row.label) for row in rows), default=0)
     head = (
         f"{'':{width}}  {'accuracy':>15}  {'trained':>7}  {f'rounds to {target:.0%}':>14}  "
-        f"{'seconds':>8}  {'GMACs':>9}  {'MB':>8}  {'used':>5}  {'lost':>5}  {'best':>7}  "
-        f"{'local':>7}  {'C3':>5}"
+        f"{'seconds':>8}  {'images':>8}  {'GMACs':>9}  {'MB':>8}  {'used':>5}  {'lost':>5}  "
+        f"{'best':>7}  {'local':>7}  {'C3':>5}  {'C3 local':>8}"
     )
     lines = [head]
     for row in rows:
@@ -102,11 +102,27 @@ def _format_table(rows: "list[SummaryRow]", target: float) -> str:
         lost = "-" if row.lost_share is None else f"{row.lost_share:.0%}"
         trained = "" if row.trained_accuracy is None else f"{row.trained_accuracy:.2%}"
         local = "" if row.local_accuracy is None else f"{row.local_accuracy:.2%}"
+        local_c3 = "" if row.local_c3 is None else f"{row.local_c3:.3f}"
         rounds = "-" if row.rounds_to_target is None else f"{row.rounds_to_target:.1f}"
         seconds = "-" if row.seconds_to_target is None else f"{row.seconds_to_target:.1f}"
         lines.append(
             f"{row.label:{width}}  {mean:7.2%} ± {spread:5.2%}  {trained:>7}  {rounds:>14}  "
-            f"{seconds:>8}  {row.gigamacs:9.1f}  {row.megabytes:8.1f}  {used:>5}  "
-            f"{lost:>5}  {row.best_accuracy:7.2%}  {local:>7}  {row.c3:5.3f}"
+            f"{seconds:>8}  {row.images:8.0f}  {row.gigamacs:9.1f}  {row.megabytes:8.1f}  "
+            f"{used:>5}  {lost:>5}  {row.best_accuracy:7.2%}  {local:>7}  {row.c3:5.3f}  "
+            f"{local_c3:>8}"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_describe_budgets(rows)]) + "\n"
+
+
+def _describe_budgets(rows: "list[SummaryRow]") -> list[str]:
+    """Return the budgets of the C3-Score, and whether others would change the order."""
+    from pliant.analysis.summary import get_budgets, rank_by_c3
+
+    megabytes, gigamacs = get_budgets(rows)
+    lines = [f"C3 budgets, the largest above: {megabytes:.1f} MB and {gigamacs:.1f} GMACs"]
+    order = rank_by_c3(rows)
+    for name, factor in (("half", 0.5), ("double", 2.0)) if len(rows) > 1 else ():
+        other = rank_by_c3(rows, factor)
+        text = "the same order" if other == order else ", ".join(other)
+        lines.append(f"with {name} the budgets: {text}")
+    return lines

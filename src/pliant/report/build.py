@@ -25,7 +25,7 @@ from pliant.analysis.runs import (
     select_finished,
 )
 from pliant.analysis.style import MISSING, ReportFigure, format_csv
-from pliant.analysis.summary import format_summary, summarise_groups
+from pliant.analysis.summary import format_summary, get_budgets, summarise_groups
 from pliant.analysis.timeline import draw_timeline, load_tasks
 from pliant.analysis.tradeoff import draw_tradeoff
 from pliant.analysis.utilisation import draw_utilisation
@@ -130,8 +130,11 @@ def _write_summary(data: _ReportData, folder: Path) -> Section:
     note = (
         "Means over seeds. Used: useful MACs as a share of those the selected devices had. Lost: "
         "share of tasks that were not merged. C3 = accuracy · exp(-(B/Bmax + C/Cmax)/8), where the "
-        "budgets are the largest use of any group here: it only ranks groups of the same table."
+        "budgets are the largest use of any group here: it only ranks groups of the same table. "
+        "C3 local: of the accuracy after local training. Images: every visit counts. Budgets: "
     )
+    budgets = [get_budgets(part) for part in parts]
+    note += "; ".join(f"{size:.1f} MB, {gigamacs:.1f} GMACs" for size, gigamacs in budgets) + "."
     if len(comparable) > 1:
         note += " Federated and split methods used different data: each kind has its own budgets."
     if any(group.first_run.is_asynchronous for group in data.finished):
