@@ -12,14 +12,14 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 from msgspec import Meta
-from torch import Tensor
+from torch import Tensor, nn
 
 from pliant.devices import CostRows
 from pliant.nn.pareto_table import ParetoTable, resolve_table
 from pliant.rng import rng_stream
 from pliant.split.bandit import Bandit, select_top_clients
 from pliant.split.base import SplitTraining
-from pliant.split.client_module import nt_xent
+from pliant.split.client_module import make_projection_head, nt_xent
 from pliant.split.exchange import OpenBatch, SplitRound
 from pliant.split.payload import Payload
 from pliant.split.server import MaskedServer, PenaltyScope
@@ -71,6 +71,9 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
     @property
     def is_client_trained(self) -> bool:
         return self.objective == "contrast" or self.gradient or self.beta > 0
+
+    def make_head(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return make_projection_head(shape) if self.has_head else nn.Identity()
 
     def set_up(self, session: Session) -> MaskedServer:
         session.make_clients(session.make_client_module, self._compute_local_loss)

@@ -71,6 +71,9 @@ class LocalClient(TrainablePart):
         self, number: int, session: "Session", params: Params, local_loss: LocalLoss | None
     ) -> None:
         super().__init__(session.device_net, params, session.local.optimiser)
+        if not session.trains_head:
+            self.trained_names = [n for n in self.trained_names if not n.startswith("head.")]
+            self.reset_optimiser()
         self.number, self.local_loss = number, local_loss
         self._session, self._payload = session, session.payload
         self._request: BatchRequest | None = None

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from pliant import rng
 
 HIDDEN, EMBEDDING = (128, 256), 64  # for feature maps and flat features; Chopra et al., AdaSplit
+POOLED_SIDE = 4  # of the feature maps that an auxiliary classifier sees
 _MASKED = -1e9  # finite, so that an anchor without negatives does not give NaN
 
 
@@ -45,6 +46,15 @@ def make_projection_head(shape: tuple[int, ...]) -> nn.Module:
         nn.LeakyReLU(),
         nn.Linear(HIDDEN[1], EMBEDDING),
     )
+
+
+def make_classifier(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Make an auxiliary classifier: one linear layer on the activations, feature maps pooled."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    if len(shape) == 3:
+        layers.insert(0, nn.AdaptiveAvgPool2d(POOLED_SIDE))
+        shape = (shape[0], POOLED_SIDE, POOLED_SIDE)
+    return nn.Sequential(*layers, nn.Linear(torch.Size(shape).numel(), classes))
 
 
 def reinitialise(net: nn.Module, seed: int, *address: str | int) -> nn.Module:

@@ -1,6 +1,6 @@
 """One round of split learning: each call lets clients or the server act, and charges the cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -14,6 +14,8 @@ from pliant.split.payload import Message, get_label_dtype
 from pliant.split.server import ServerCopies, ServerPart
 from pliant.split.session import Session
 from pliant.split.validation import MessageManifest, decode_message
+
+PartChange = Callable[[Params, list[int]], Params]  # of a part that these clients share
 
 
 class OpenBatch(NamedTuple):
@@ -145,12 +147,29 @@ class SplitRound:
             if other != client:
                 part.load_params(self.session.clients[client].params)
 
-    def average_parts(self, trim: float = 0.0) -> list[int]:
+    def average_parts(self, change: PartChange | None = None, *, trim: float = 0.0) -> list[int]:
         """Give all clients the mean of the parts of available clients; return whose parts entered.
 
         The part of a client that was not trained, or whose messages were all refused, does not.
-        `trim` is that of `average_params`.
+        The server may change the mean before it sends it. `trim` is that of `average_params`.
         """
+        parts = self._collect_parts()
+        if parts:
+            self._charge_transfer(list(parts), self.environment.available_clients())
+            mean = average_params(self.session, parts, trim)
+            if change is not None:
+                mean = change(mean, list(parts))
+            for part in self.session.clients.values():
+                part.load_params(mean)
+        return list(parts)
+
+    def change_parts(self, change: PartChange) -> None:
+        """Let the server change the part of each available client separately."""
+        for client, params in self._collect_parts().items():
+            self._charge_transfer([client], [client])
+            self.session.clients[client].load_params(change(params, [client]))
+
+    def _collect_parts(self) -> dict[int, Params]:
         clients, available = self.session.clients, self.environment.available_clients
         costs = self._charged.costs
         trained = [c for c in available() if costs[c].steps and not costs[c].is_rejected]
@@ -162,12 +181,7 @@ class SplitRound:
             reason = f"client {client}: expected a part of finite numbers"
             costs[client].refused[reason] += 1
             del parts[client]
-        if parts:
-            self._charge_transfer(list(parts), available())
-            mean = average_params(self.session, parts, trim)
-            for part in clients.values():
-                part.load_params(mean)
-        return list(parts)
+        return parts
 
     def average_copies(self, clients: list[int], trim: float = 0.0) -> None:
         """Give the copies of the server's part, if there are any, the mean of these clients'."""

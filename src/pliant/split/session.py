@@ -17,7 +17,7 @@ from pliant.nn.subnet import Subnet
 from pliant.params import Params, get_params, nbytes
 from pliant.split.base import SplitTraining
 from pliant.split.client import DryClient, LabelledBatch, LocalClient, LocalLoss, SplitClient
-from pliant.split.client_module import ClientModule, make_projection_head, reinitialise
+from pliant.split.client_module import ClientModule, reinitialise
 from pliant.split.payload import Payload
 from pliant.split.server import ServerPart, SharedServer
 
@@ -36,8 +36,8 @@ class SplitSetup(Protocol):
     @property
     def payload(self) -> Payload: ...
 
-    @property
-    def has_head(self) -> bool: ...
+    def make_head(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Make the head of a client's part for activations of this shape."""
 
     def set_up(self, session: "Session") -> ServerPart:
         """Make the session's clients; return the server's part."""
@@ -79,7 +79,7 @@ class Session:
         self.activation_shape = shapes[0]
         with torch.random.fork_rng(devices=[]):  # new modules draw random weights
             torch.manual_seed(0)
-            head = make_projection_head(self.activation_shape) if method.has_head else nn.Identity()
+            head = method.make_head(self.activation_shape, data.train.classes)
         self.template = ClientModule(self.split_network.device, reinitialise(head, seed, "head"))
         self.device_net = elastic(self.template, example)
         self.server_net = elastic(self.split_network.server, torch.zeros(1, *self.activation_shape))
@@ -138,10 +138,14 @@ class Session:
         return self._client_classes[client]
 
     def make_clients(
-        self, make_module: Callable[[int], nn.Module], local_loss: LocalLoss | None = None
+        self,
+        make_module: Callable[[int], nn.Module],
+        local_loss: LocalLoss | None = None,
+        *,
+        trains_head: bool = True,
     ) -> None:
         """Make the clients with their parts and, if the method has one, their local loss."""
-        self.has_local_loss = local_loss is not None
+        self.has_local_loss, self.trains_head = local_loss is not None, trains_head
         client_class = DryClient if self.is_dry else LocalClient
         for number in range(len(self.data)) if self._only_client is None else [self._only_client]:
             client = client_class(number, self, get_params(make_module(number)), local_loss)

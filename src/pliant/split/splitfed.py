@@ -9,6 +9,8 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
+from torch import nn
+
 from pliant.rng import rng_stream
 from pliant.split.base import SplitTraining
 from pliant.split.exchange import SplitRound
@@ -28,7 +30,6 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
     'stage1'
     """
 
-    has_head: ClassVar[bool] = False
     threshold: ClassVar[float] = 0.0
 
     cut: str = "stage1"  # the last layer of the client's part
@@ -36,6 +37,9 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
     version: Literal[1, 2] = 1
     payload: Payload = Payload()
     trim: Annotated[float, Meta(ge=0.0, le=0.5)] = 0.0  # share left out at both ends; 0.5: median
+
+    def make_head(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Identity()
 
     def set_up(self, session: Session) -> ServerPart:
         session.make_clients(lambda _: session.template)
@@ -57,4 +61,4 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
             for batch in batches:
                 if batch is not None:
                     split_round.finish_batch(batch, session.server)
-        split_round.average_copies(split_round.average_parts(self.trim), self.trim)
+        split_round.average_copies(split_round.average_parts(trim=self.trim), self.trim)

@@ -8,6 +8,7 @@ authors) or after a client's whole round (Thapa et al., SplitFed, AAAI 2022).
 from typing import ClassVar, Literal
 
 import torch
+from torch import nn
 
 from pliant.split.base import SplitTraining
 from pliant.split.exchange import SplitRound
@@ -29,13 +30,15 @@ class VanillaSplit(Value, frozen=True, tag="split"):
     True
     """
 
-    has_head: ClassVar[bool] = False
     threshold: ClassVar[float] = 0.0
 
     cut: str = "stage1"  # the last layer of the client's part
     local: SplitTraining = SplitTraining()
     turn: Literal["batch", "pass"] = "batch"
     payload: Payload = Payload()
+
+    def make_head(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Identity()
 
     def set_up(self, session: Session) -> SharedServer:
         session.make_clients(lambda _: session.template)

@@ -34,6 +34,7 @@ METHODS = {
     "v2": {"type": "splitfed", "version": 2},
     "adasplit": {"kappa": 0.5},
     "relay": {"type": "adasplit", "kappa": 0.5, "relay": True, "gradient": True},
+    "auxsplit": {"every": 2, "align": 1},
     "hybrid": {"type": "adasplit", "kappa": 0.0, "elastic": True, "beta": 1e-4},
 }
 
@@ -58,7 +59,7 @@ def test_only_selected_devices_train(pace, keys, tmp_path):
     assert verify_records(records) == 2
 
 
-@pytest.mark.parametrize("name", ["splitfed", "adasplit"])
+@pytest.mark.parametrize("name", ["splitfed", "adasplit", "auxsplit"])
 def test_measured_pace_has_the_weights_and_costs_of_the_simulation(name, keys, tmp_path):
     experiment = make_experiment(tmp_path, name, fields=METHODS[name])
     records = run_with_devices(experiment, tmp_path, keys, pace="measured")
