@@ -24,7 +24,7 @@ from pliant.split.exchange import OpenBatch, SplitRound
 from pliant.split.payload import Payload
 from pliant.split.server import MaskedServer, PenaltyScope
 from pliant.split.session import Session
-from pliant.value import Fraction, NonNegative, Positive, Value
+from pliant.value import Fraction, Natural, NonNegative, Positive, Value
 
 
 class AdaSplit(Value, frozen=True, tag="adasplit"):
@@ -55,6 +55,7 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
     threshold: Fraction = 0.0  # close gates below it in a second evaluation; 0 is off
     gradient: bool = False  # send the server's gradient back to the client
     relay: bool = False  # pass a client's part on to the next client after every mini-batch
+    send_once: Natural = 0  # bytes of activations that the server may keep; 0: none
     elastic: bool = False
     table: ParetoTable | None = None  # of the client's part with its head; None: equal rates
     cost_exponent: NonNegative = 1.0  # of costs in client selection; elastic only
@@ -63,6 +64,20 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
         Value.__post_init__(self)
         if self.elastic and not self.has_head:
             raise ValueError("Expected `head` and an objective for an elastic client, got none")
+        if self.send_once:
+            self._check_sent_once()
+
+    def _check_sent_once(self) -> None:
+        """Refuse settings under which an image's activations change."""
+        if self.is_client_trained or self.relay:
+            raise ValueError(
+                'Expected clients that do not change for `send_once` (objective = "none", no '
+                f"gradient, beta or relay), got {'relay' if self.relay else 'trained clients'}"
+            )
+        if self.local.augment is not None:
+            raise ValueError(
+                "Expected no local.augment with `send_once`: augmented images differ at every visit"
+            )
 
     @property
     def has_head(self) -> bool:
@@ -77,6 +92,8 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
 
     def set_up(self, session: Session) -> MaskedServer:
         session.make_clients(session.make_client_module, self._compute_local_loss)
+        if self.send_once:
+            session.keep_activations(self.send_once)
         return MaskedServer(
             session.make_server(),
             len(session.data),
@@ -109,6 +126,8 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
                     loss = split_round.finish_batch(
                         batch, session.server, needs_gradient=self.gradient
                     )
+                elif client in selected and split_round.has_kept(client, step):
+                    loss = split_round.train_on_kept(client, step, lr)
                 if client in selected:  # a rejected message counts as a selection too
                     imputed = float(bandit.last_losses[:, client].mean())
                     losses[client] = imputed if loss is None else loss
@@ -116,8 +135,11 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
                     split_round.transfer_part(client, clients[(number + 1) % len(clients)])
             if not is_local:
                 bandit.update(losses)
-                environment.barrier()
+                if not self.send_once or any(batches.values()):  # else no client has done anything
+                    environment.barrier()
         session.method_state["bandit"] = bandit.state_dict()
+        if session.kept is not None and split_round.number + 1 == split_round.rounds:
+            session.kept.clear()
 
     def _select_clients(
         self, split_round: SplitRound, step: int, bandit: Bandit, available: list[int]
@@ -147,6 +169,8 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
     def _start_batch(
         self, split_round: SplitRound, step: int, lr: float, selected: list[int], client: int
     ) -> OpenBatch | None:
+        if self.send_once and (client not in selected or split_round.has_kept(client, step)):
+            return None
         rates: tuple[float, ...] = ()
         if self.elastic:
             table = resolve_table(self.table, split_round.session.device_net, "bernoulli")

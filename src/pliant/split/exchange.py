@@ -93,6 +93,28 @@ class SplitRound:
             part.skip()
         return loss
 
+    def has_kept(self, client: int, step: int) -> bool:
+        """Return whether the server keeps the activations of a client's mini-batch."""
+        session = self.session
+        return session.kept is not None and session.kept.has_all(
+            client, session.list_images(client, self.number, step)
+        )
+
+    def train_on_kept(self, client: int, step: int, lr: float) -> float:
+        """Train the server on kept activations; return its loss."""
+        session, costs = self.session, self._charged.costs[client]
+        images = session.list_images(client, self.number, step)
+        costs.add_pass(0.0, len(images))  # an image is visited, but not computed by the client
+        costs.server += len(images) * session.server_macs
+        self._charged.serve(client, len(images) * session.server_training_macs)
+        if session.is_dry:
+            return 1.0
+        assert session.kept is not None
+        batch = session.kept.get(client, images)
+        loss, _ = session.server.step(client, *batch, lr, needs_gradient=False)
+        costs.losses.append(loss)
+        return loss
+
     def _train_server(
         self, batch: OpenBatch, message: object, server: ServerPart, *, needs_gradient: bool
     ) -> tuple[float | None, bytes | None]:
@@ -109,6 +131,7 @@ class SplitRound:
         costs.dense += dense
         self._charged.upload(client, size)
         loss, gradient, nonzero = 1.0, None, dense
+        batch_to_keep = None
         if message is DRY_MESSAGE:
             gradient = bytes(dense_size) if needs_gradient else None
         else:
@@ -119,11 +142,14 @@ class SplitRound:
             if isinstance(decoded, str):
                 costs.refused[decoded] += 1
                 return None, None
-            nonzero = 4 * int(torch.count_nonzero(decoded[0]))
+            nonzero, batch_to_keep = 4 * int(torch.count_nonzero(decoded[0])), decoded
             lr = batch.request.lr
             loss, grad = server.step(client, *decoded, lr, needs_gradient=needs_gradient)
             gradient = None if grad is None else payload.encode(grad)
             costs.losses.append(loss)
+        if session.kept is not None:
+            images = session.list_images(client, self.number, batch.request.step)
+            session.kept.put(client, images, batch_to_keep)
         costs.nonzero += nonzero
         macs = 3 * session.server_macs if needs_gradient else session.server_training_macs
         costs.server += batch.samples * session.server_macs

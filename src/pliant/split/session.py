@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pliant.data import Batches, FederatedData, make_batches
 from pliant.devices import Fleet
@@ -18,6 +18,7 @@ from pliant.params import Params, get_params, nbytes
 from pliant.split.base import SplitTraining
 from pliant.split.client import DryClient, LabelledBatch, LocalClient, LocalLoss, SplitClient
 from pliant.split.client_module import ClientModule, reinitialise
+from pliant.split.kept import KeptActivations, check_repeatable
 from pliant.split.payload import Payload
 from pliant.split.server import ServerPart, SharedServer
 
@@ -90,6 +91,7 @@ class Session:
         self.clients: dict[int, SplitClient] = {}
         self.method_state: dict[str, Params] = {}  # kept between rounds
         self._client_classes: dict[int, frozenset[int]] = {}
+        self.kept: KeptActivations | None = None  # by the server, if parts do not change
         self._cached_epoch = lru_cache(maxsize=4 * max(1, len(data)))(self._load_epoch)
         self.server = method.set_up(self)
 
@@ -117,6 +119,12 @@ class Session:
         """Return a client's mini-batch; after its last one a new epoch starts."""
         epoch, index = divmod(step, self.num_batches(client))
         return self._cached_epoch(client, round, epoch)[index]
+
+    def list_images(self, client: int, round: int, step: int) -> Tensor:
+        """Return the indices of the images in a client's mini-batch."""
+        epoch, index = divmod(step, self.num_batches(client))
+        order, size = self._cached_epoch(client, round, epoch).order, self.local.batch
+        return order[index * size : (index + 1) * size]
 
     def batch_size(self, client: int, step: int) -> int:
         samples = self.data.count_samples(client)
@@ -150,6 +158,12 @@ class Session:
         for number in range(len(self.data)) if self._only_client is None else [self._only_client]:
             client = client_class(number, self, get_params(make_module(number)), local_loss)
             self.clients[number] = self._make_client(client) if self._make_client else client
+
+    def keep_activations(self, limit: int) -> None:
+        """Let the server keep what clients send, up to a number of bytes."""
+        check_repeatable(self.split_network.device)
+        data, shape = self.data, self.activation_shape
+        self.kept = KeptActivations(lambda: self.method_state, data, shape, limit)
 
     def make_server(self, params: Params | None = None) -> SharedServer:
         """Make a server's part with the network's parameters or given ones."""
