@@ -164,7 +164,7 @@ def test_split_learning_sends_over_changing_links():
     assert environment.available_clients() == [0, 1]
     environment.upload(0, 20)  # 10 bytes by 1 s, and 10 more by 5 s
     assert environment.arrival[0] == 5.0
-    environment.serve(0, 0.0)
+    environment.serve([0], 0.0)
     environment.download(0, 10)
     assert environment.now[0] == 51.0
     assert environment.slowdown(1, 10.0, 10) == 1.0

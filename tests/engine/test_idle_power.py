@@ -97,7 +97,7 @@ def test_split_clients_are_idle_while_they_neither_work_nor_transfer():
     clients.available_clients()
     assert clients.compute(0, 20.0, 4)  # until 2 s
     clients.upload(0, 10)  # sent by 3 s, arrives at 3.5 s
-    clients.serve(0, 10.0)  # until 4.5 s
+    clients.serve([0], 10.0)  # until 4.5 s
     clients.download(0, 10)  # until 6 s
     assert clients.compute(1, 10.0, 4)  # until 1 s
     first, second = clients.build_records(0)

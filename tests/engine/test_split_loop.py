@@ -35,7 +35,7 @@ def test_the_times_of_an_exchange_by_hand():
     environment.available_clients()
     assert environment.compute(0, 8.0, samples=1)  # 2 s
     environment.upload(0, 30)  # 3 s and 0.5 s of latency: 5.5
-    environment.serve(0, 6.0)  # 3 s: 8.5
+    environment.serve([0], 6.0)  # 3 s: 8.5
     environment.download(0, 40)  # 2.5 s: 11
     assert environment.now[0] == 11.0
     assert environment.costs[0].waited == 9.0
@@ -52,7 +52,7 @@ def test_a_device_computes_while_it_sends_and_the_server_handles_one_message_at_
     for client in (0, 1):
         environment.compute(client, 4.0, samples=1)  # 1 s
         environment.upload(client, 10)  # 1 s and 0.5 s of latency: arrives at 2.5
-        environment.serve(client, 2.0)  # 1 s each
+        environment.serve([client], 2.0)  # 1 s each
         environment.compute(client, 4.0, samples=0)
     assert environment.now.tolist() == [2.0, 2.0]
     assert environment.server_done.tolist() == [3.5, 4.5]

@@ -168,7 +168,7 @@ def test_the_server_keeps_the_newest_activations():
 
 def test_copies_need_averaging_and_are_not_aligned():
     for fields in ({"federate": False}, {"align": 1}):
-        with pytest.raises(ValueError, match="Expected `federate` and no `align`"):
+        with pytest.raises(ValueError, match="Expected `federate` and neither"):
             AuxSplit(server="copies", **fields)
 
 

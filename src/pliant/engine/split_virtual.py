@@ -131,10 +131,10 @@ class VirtualEnvironment:
         self.uplink_free[client] = self._finish_transfer("up", client, start, size)
         self.arrival[client] = self.uplink_free[client] + float(self.device_costs.latency[client])
 
-    def serve(self, client: int, macs: float) -> None:
-        start = max(self.server_free, float(self.arrival[client]))
+    def serve(self, clients: Sequence[int], macs: float) -> None:
+        start = max(self.server_free, *(float(self.arrival[client]) for client in clients))
         self.server_free = start + (macs / self.server_speed if self.server_speed else 0.0)
-        self.server_done[client] = self.server_free
+        self.server_done[list(clients)] = self.server_free
 
     def download(self, client: int, size: int) -> None:
         start = float(self.server_done[client])

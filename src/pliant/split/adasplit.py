@@ -56,6 +56,7 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
     gradient: bool = False  # send the server's gradient back to the client
     relay: bool = False  # pass a client's part on to the next client after every mini-batch
     send_once: Natural = 0  # bytes of activations that the server may keep; 0: none
+    joined: bool = False  # the server trains once on the selected clients' mini-batches together
     elastic: bool = False
     table: ParetoTable | None = None  # of the client's part with its head; None: equal rates
     cost_exponent: NonNegative = 1.0  # of costs in client selection; elastic only
@@ -64,6 +65,8 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
         Value.__post_init__(self)
         if self.elastic and not self.has_head:
             raise ValueError("Expected `head` and an objective for an elastic client, got none")
+        if self.joined and (self.relay or self.send_once):
+            raise ValueError("Expected neither `relay` nor `send_once` with `joined`, got one")
         if self.send_once:
             self._check_sent_once()
 
@@ -118,11 +121,16 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
             start = partial(self._start_batch, split_round, step, lr, selected)
             # without relay all clients start before the first is waited for
             batches = {} if self.relay else {client: start(client) for client in clients}
+            joined_losses: dict[int, float] = {}
+            if self.joined:
+                joined_losses = split_round.finish_batches(
+                    list(batches.values()), joined=True, needs_gradient=self.gradient
+                )
             losses = {}
             for number, client in enumerate(clients):
                 batch = start(client) if self.relay else batches[client]
-                loss = None
-                if batch is not None:
+                loss = joined_losses.get(client)
+                if batch is not None and not self.joined:
                     loss = split_round.finish_batch(
                         batch, session.server, needs_gradient=self.gradient
                     )

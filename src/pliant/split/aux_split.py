@@ -17,11 +17,16 @@ from torch.func import functional_call
 
 from pliant.params import Params, clone, flatten, group_subtrees
 from pliant.split.base import SplitTraining
-from pliant.split.client import LabelledBatch
 from pliant.split.client_module import make_classifier
 from pliant.split.exchange import SplitRound
 from pliant.split.payload import Payload
-from pliant.split.server import MaskedServer, ServerCopies, ServerPart, ServerStepResult
+from pliant.split.server import (
+    LabelledActivations,
+    MaskedServer,
+    ServerCopies,
+    ServerPart,
+    ServerStepResult,
+)
 from pliant.split.session import Session
 from pliant.value import Count, Natural, NonNegative, Positive, Value
 
@@ -50,13 +55,14 @@ class AuxSplit(Value, frozen=True, tag="auxsplit"):
     federate: bool = True  # average the clients' parts every round
     server: Literal["shared", "copies", "masks"] = "shared"
     penalty: NonNegative = 1e-4  # on the sum of a mask's gates
+    joined: bool = False  # the server trains once on all clients' mini-batches together
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
-        if self.server == "copies" and (self.align or not self.federate):
+        if self.server == "copies" and (self.align or self.joined or not self.federate):
             raise ValueError(
-                'Expected `federate` and no `align` with server = "copies", '
-                f"got federate = {self.federate} and align = {self.align}"
+                'Expected `federate` and neither `align` nor `joined` with server = "copies", got '
+                f"federate = {self.federate}, align = {self.align}, joined = {self.joined}"
             )
 
     def make_head(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -90,9 +96,7 @@ class AuxSplit(Value, frozen=True, tag="auxsplit"):
                 split_round.start_batch(client, step, lr, needs_activation=is_sent)
                 for client in split_round.environment.available_clients()
             ]
-            for batch in batches:
-                if batch is not None:
-                    split_round.finish_batch(batch, session.server, needs_gradient=False)
+            split_round.finish_batches(batches, joined=self.joined, needs_gradient=False)
         is_aligned = self.align > 0 and number % self.align == 0
         change = partial(self._align, session) if is_aligned else None
         if self.federate:
@@ -136,7 +140,7 @@ def compute_auxiliary_loss(output: tuple[Tensor, Tensor], labels: Tensor) -> Ten
 
 
 def compute_activation_gradient(
-    module: nn.Module, params: Params, batch: LabelledBatch, *, create_graph: bool = False
+    module: nn.Module, params: Params, batch: LabelledActivations, *, create_graph: bool = False
 ) -> Tensor:
     """Return the gradient of each sample's cross-entropy with respect to its activation."""
     activation = batch[0].detach().requires_grad_()
@@ -150,17 +154,27 @@ class BufferedServer:
 
     def __init__(self, part: ServerPart, size: int) -> None:
         self.part, self.size = part, size
-        self.batches: dict[int, LabelledBatch] = {}
+        self.batches: dict[int, LabelledActivations] = {}
 
     def step(
         self, client: int, activation: Tensor, labels: Tensor, lr: float, *, needs_gradient: bool
     ) -> ServerStepResult:
+        self._keep(client, activation, labels)
+        return self.part.step(client, activation, labels, lr, needs_gradient=needs_gradient)
+
+    def step_joined(
+        self, batches: Mapping[int, LabelledActivations], lr: float, *, needs_gradient: bool
+    ) -> dict[int, ServerStepResult]:
+        for client, batch in batches.items():
+            self._keep(client, *batch)
+        return self.part.step_joined(batches, lr, needs_gradient=needs_gradient)
+
+    def _keep(self, client: int, activation: Tensor, labels: Tensor) -> None:
         old = self.batches.get(client, (activation[:0], labels[:0]))
         self.batches[client] = (
             torch.cat([old[0], activation])[-self.size :],
             torch.cat([old[1], labels])[-self.size :],
         )
-        return self.part.step(client, activation, labels, lr, needs_gradient=needs_gradient)
 
     def effective_params(self, client: int, threshold: float = 0.0) -> Params:
         return self.part.effective_params(client, threshold)

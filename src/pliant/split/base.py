@@ -104,8 +104,8 @@ class ChargedEnvironment(SplitEnvironment, Protocol):
 
     def upload(self, client: int, size: int) -> None: ...
 
-    def serve(self, client: int, macs: float) -> None:
-        """Let the server compute on a client's message."""
+    def serve(self, clients: Sequence[int], macs: float) -> None:
+        """Let the server compute on the messages of these clients once it has them all."""
 
     def download(self, client: int, size: int) -> None:
         """Send a reply to a client's message; the client waits for it."""

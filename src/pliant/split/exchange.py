@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pliant.params import Params, compute_trimmed_mean, is_finite, normalise_weights, weighted_sum
 from pliant.split.base import ChargedEnvironment, SplitEnvironment
 from pliant.split.client import DRY_MESSAGE, BatchRequest, sample_subnet
 from pliant.split.payload import Message, get_label_dtype
-from pliant.split.server import ServerCopies, ServerPart
+from pliant.split.server import LabelledActivations, ServerCopies, ServerPart, ServerStepResult
 from pliant.split.session import Session
 from pliant.split.validation import MessageManifest, decode_message
 
@@ -26,6 +27,14 @@ class OpenBatch(NamedTuple):
     samples: int
     backward_macs: float
     is_trained: bool
+
+
+class ReceivedBatch(NamedTuple):
+    """A mini-batch whose activations the server has received."""
+
+    batch: OpenBatch
+    decoded: LabelledActivations | None  # None in a dry run
+    nonzero: int  # bytes
 
 
 class SplitRound:
@@ -78,20 +87,44 @@ class SplitRound:
 
         A client without a gradient, for instance of a rejected message, needs a local loss.
         """
-        part, loss, gradient = self.session.clients[batch.client], None, None
-        if batch.request.needs_activation:
-            message = part.forward()
-            if message is None:
-                return None  # the client has left
-            loss, gradient = self._train_server(
-                batch, message, server, needs_gradient=needs_gradient
-            )
-        is_trained = batch.is_trained and (gradient is not None or self.session.has_local_loss)
-        if is_trained and self._charged.compute(batch.client, batch.backward_macs, 0):
-            part.backward(gradient)
-        else:
-            part.skip()
-        return loss
+        return self._finish([batch], server, needs_gradient=needs_gradient).get(batch.client)
+
+    def finish_batches(
+        self, batches: Sequence[OpenBatch | None], *, joined: bool, needs_gradient: bool = True
+    ) -> dict[int, float]:
+        """Train both sides on mini-batches one after another or joined; return losses by client."""
+        started = [batch for batch in batches if batch is not None]
+        losses: dict[int, float] = {}
+        for group in [started] if joined else [[batch] for batch in started]:
+            losses |= self._finish(group, self.session.server, needs_gradient=needs_gradient)
+        return losses
+
+    def _finish(
+        self, batches: list[OpenBatch], server: ServerPart, *, needs_gradient: bool
+    ) -> dict[int, float]:
+        clients, received, present = self.session.clients, [], []
+        for batch in batches:
+            if batch.request.needs_activation:
+                message = clients[batch.client].forward()
+                if message is None:
+                    continue  # the client has left
+                accepted = self._receive(batch, message)
+                received += [] if accepted is None else [accepted]
+            present.append(batch)
+        results = self._train_server(received, server, needs_gradient=needs_gradient)
+        gradients = {
+            message.batch.client: self._reply(message, results[message.batch.client][1])
+            for message in received
+            if needs_gradient
+        }
+        for batch in present:
+            gradient = gradients.get(batch.client)
+            is_trained = batch.is_trained and (gradient is not None or self.session.has_local_loss)
+            if is_trained and self._charged.compute(batch.client, batch.backward_macs, 0):
+                clients[batch.client].backward(gradient)
+            else:
+                clients[batch.client].skip()
+        return {client: loss for client, (loss, _) in results.items()}
 
     def has_kept(self, client: int, step: int) -> bool:
         """Return whether the server keeps the activations of a client's mini-batch."""
@@ -106,7 +139,7 @@ class SplitRound:
         images = session.list_images(client, self.number, step)
         costs.add_pass(0.0, len(images))  # an image is visited, but not computed by the client
         costs.server += len(images) * session.server_macs
-        self._charged.serve(client, len(images) * session.server_training_macs)
+        self._charged.serve([client], len(images) * session.server_training_macs)
         if session.is_dry:
             return 1.0
         assert session.kept is not None
@@ -115,51 +148,69 @@ class SplitRound:
         costs.losses.append(loss)
         return loss
 
-    def _train_server(
-        self, batch: OpenBatch, message: object, server: ServerPart, *, needs_gradient: bool
-    ) -> tuple[float | None, bytes | None]:
-        """Return the loss and the encoded gradient; neither if the message is rejected."""
+    def _receive(self, batch: OpenBatch, message: object) -> ReceivedBatch | None:
+        """Charge a message and return what it holds; None if it is rejected."""
         session, client = self.session, batch.client
         payload, classes = session.payload, session.data.train.classes
         costs = self._charged.costs[client]
         shape = (batch.samples, *session.activation_shape)
-        dense, dense_size = 4 * prod(shape), payload.dense_size(prod(shape))
         label_size = batch.samples * np.dtype(get_label_dtype(classes)).itemsize
-        size = message.size if isinstance(message, Message) else dense_size + label_size
+        dense_size = payload.dense_size(prod(shape)) + label_size
+        size = message.size if isinstance(message, Message) else dense_size
         costs.up += size
         costs.uplinks += 1
-        costs.dense += dense
+        costs.dense += 4 * prod(shape)
         self._charged.upload(client, size)
-        loss, gradient, nonzero = 1.0, None, dense
-        batch_to_keep = None
-        if message is DRY_MESSAGE:
-            gradient = bytes(dense_size) if needs_gradient else None
-        else:
+        decoded, nonzero = None, 4 * prod(shape)
+        if message is not DRY_MESSAGE:
             manifest = MessageManifest(
                 client, shape, classes, session.get_client_classes(client), payload, self._max_abs
             )
-            decoded = decode_message(message, manifest)
-            if isinstance(decoded, str):
-                costs.refused[decoded] += 1
-                return None, None
-            nonzero, batch_to_keep = 4 * int(torch.count_nonzero(decoded[0])), decoded
-            lr = batch.request.lr
-            loss, grad = server.step(client, *decoded, lr, needs_gradient=needs_gradient)
-            gradient = None if grad is None else payload.encode(grad)
-            costs.losses.append(loss)
+            result = decode_message(message, manifest)
+            if isinstance(result, str):
+                costs.refused[result] += 1
+                return None
+            decoded, nonzero = result, 4 * int(torch.count_nonzero(result[0]))
         if session.kept is not None:
             images = session.list_images(client, self.number, batch.request.step)
-            session.kept.put(client, images, batch_to_keep)
+            session.kept.put(client, images, decoded)
         costs.nonzero += nonzero
+        return ReceivedBatch(batch, decoded, nonzero)
+
+    def _train_server(
+        self, received: list[ReceivedBatch], server: ServerPart, *, needs_gradient: bool
+    ) -> dict[int, ServerStepResult]:
+        """Train once on the received mini-batches; return losses and gradients by client."""
+        if not received:
+            return {}
+        session, lr = self.session, received[0].batch.request.lr
+        decoded = {r.batch.client: r.decoded for r in received if r.decoded is not None}
+        results: dict[int, ServerStepResult] = {r.batch.client: (1.0, None) for r in received}
+        if len(decoded) == 1:
+            [(client, activations)] = decoded.items()
+            results[client] = server.step(client, *activations, lr, needs_gradient=needs_gradient)
+        elif decoded:
+            results = server.step_joined(decoded, lr, needs_gradient=needs_gradient)
+        for client in decoded:
+            self._charged.costs[client].losses.append(results[client][0])
         macs = 3 * session.server_macs if needs_gradient else session.server_training_macs
-        costs.server += batch.samples * session.server_macs
-        self._charged.serve(client, batch.samples * macs)
-        if gradient is not None:
-            costs.down += len(gradient)
-            costs.dense += dense
-            costs.nonzero += nonzero  # the authors of AdaSplit charge as much down as up
-            self._charged.download(client, len(gradient))
-        return loss, gradient
+        for batch, _, _ in received:
+            self._charged.costs[batch.client].server += batch.samples * session.server_macs
+        samples = sum(batch.samples for batch, _, _ in received)
+        self._charged.serve([batch.client for batch, _, _ in received], samples * macs)
+        return results
+
+    def _reply(self, received: ReceivedBatch, gradient: Tensor | None) -> bytes:
+        """Send a client the gradient of its activations, which a dry run does not have."""
+        client, payload = received.batch.client, self.session.payload
+        entries = received.batch.samples * prod(self.session.activation_shape)
+        raw = bytes(payload.dense_size(entries)) if gradient is None else payload.encode(gradient)
+        costs = self._charged.costs[client]
+        costs.down += len(raw)
+        costs.dense += 4 * entries
+        costs.nonzero += received.nonzero  # the authors of AdaSplit charge as much down as up
+        self._charged.download(client, len(raw))
+        return raw
 
     def transfer_part(self, sender: int, receiver: int) -> None:
         """Pass a client's part on to another client."""

@@ -10,8 +10,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from pliant.data import FederatedData
 from pliant.params import Params
-
-LabelledActivations = tuple[Tensor, Tensor]
+from pliant.split.server import LabelledActivations
 
 
 class KeptActivations:

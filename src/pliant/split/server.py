@@ -3,7 +3,7 @@
 Chopra et al., AdaSplit, 2021: the effective weights of client i are ``W · sigmoid(m_i)``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from pliant.params import Params, clone, flatten, group_subtrees
 from pliant.rng import rng_stream
 from pliant.split.part import TrainablePart
 
+LabelledActivations = tuple[Tensor, Tensor]
 ServerStepResult = tuple[float, Tensor | None]  # the loss and the gradient of the activations
 
 
@@ -25,6 +26,14 @@ class ServerPart(Protocol):
         self, client: int, activation: Tensor, labels: Tensor, lr: float, *, needs_gradient: bool
     ) -> ServerStepResult:
         """Train on a mini-batch; return its loss and, if needed, the activations' gradient."""
+
+    def step_joined(
+        self, batches: Mapping[int, LabelledActivations], lr: float, *, needs_gradient: bool
+    ) -> dict[int, ServerStepResult]:
+        """Train once on the mini-batches of several clients together.
+
+        The loss is the mean over all samples; each client gets the gradient of its own mean.
+        """
 
     def effective_params(self, client: int, threshold: float = 0.0) -> Params:
         """Return the parameters that apply to a client, with gates below the threshold closed."""
@@ -49,6 +58,27 @@ class SharedServer(TrainablePart):
         self.apply_gradients(forward_pass, grads[: len(leaves)], lr)
         return float(loss.detach()), grads[-1] if needs_gradient else None
 
+    def step_joined(
+        self, batches: Mapping[int, LabelledActivations], lr: float, *, needs_gradient: bool
+    ) -> dict[int, ServerStepResult]:
+        sizes = [len(labels) for _, labels in batches.values()]
+        x = torch.cat([activation for activation, _ in batches.values()]).detach()
+        labels = torch.cat([labels for _, labels in batches.values()])
+        forward_pass = self.run(self.net.full, x.requires_grad_(needs_gradient))
+        losses = F.cross_entropy(forward_pass.output, labels, reduction="none")
+        leaves = list(forward_pass.leaves.values())
+        inputs = [*leaves, x] if needs_gradient else leaves
+        grads = torch.autograd.grad(losses.mean(), inputs, allow_unused=True)
+        self.apply_gradients(forward_pass, grads[: len(leaves)], lr)
+        parts: Sequence[Tensor | None] = [None] * len(sizes)
+        if needs_gradient:
+            grad = grads[-1]
+            assert grad is not None
+            scaled = zip(torch.split(grad, sizes), sizes, strict=True)
+            parts = [part * (len(labels) / size) for part, size in scaled]
+        means = [float(part.mean()) for part in torch.split(losses.detach(), sizes)]
+        return dict(zip(batches, zip(means, parts, strict=True), strict=True))
+
     def effective_params(self, client: int, threshold: float = 0.0) -> Params:
         return self.params
 
@@ -72,6 +102,14 @@ class ServerCopies:
         return self.get_copy(client).step(
             client, activation, labels, lr, needs_gradient=needs_gradient
         )
+
+    def step_joined(
+        self, batches: Mapping[int, LabelledActivations], lr: float, *, needs_gradient: bool
+    ) -> dict[int, ServerStepResult]:
+        return {  # a copy sees only its own client
+            client: self.step(client, *batch, lr, needs_gradient=needs_gradient)
+            for client, batch in batches.items()
+        }
 
     def load_params(self, params: Mapping[str, Tensor]) -> None:
         """Replace the parameters of all copies; keep their optimisers' states."""
@@ -158,13 +196,45 @@ class MaskedServer:
             mask_grad.mul_(gate.neg_().add_(1.0))
         part.step_params(weight_grads, lr)
         mask.step_params(mask_grads, lr)
-        if self.penalised == "all":
-            for other in range(self.clients):
-                if other != client:
-                    other_mask = self.get_mask(other)
-                    gates = {n: torch.sigmoid(other_mask.params[n]) for n in part.trained_names}
-                    slopes = {n: (g - g.square()).mul_(self.penalty) for n, g in gates.items()}
-                    other_mask.step_params(slopes, lr)
+        self._shrink_other_masks([client], lr)
+
+    def _shrink_other_masks(self, trained: Collection[int], lr: float) -> None:
+        for client in range(self.clients) if self.penalised == "all" else ():
+            if client not in trained:
+                mask, names = self.get_mask(client), self.part.trained_names
+                gates = {name: torch.sigmoid(mask.params[name]) for name in names}
+                slopes = {n: (gate - gate.square()).mul_(self.penalty) for n, gate in gates.items()}
+                mask.step_params(slopes, lr)
+
+    def step_joined(
+        self, batches: Mapping[int, LabelledActivations], lr: float, *, needs_gradient: bool
+    ) -> dict[int, ServerStepResult]:
+        part, results = self.part, {}
+        samples = sum(len(labels) for _, labels in batches.values())
+        weight_grads: Params = {}
+        mask_grads: dict[int, Params] = {client: {} for client in batches}
+        for client, (activation, labels) in batches.items():
+            logits = self.get_mask(client).params
+            gates = {name: torch.sigmoid(logits[name]) for name in part.trained_names}
+            leaves = {n: (part.params[n] * gate).requires_grad_() for n, gate in gates.items()}
+            x = activation.detach().requires_grad_(needs_gradient)
+            output = part.net.run({**part.params, **leaves}, part.net.bind(part.net.full), x)
+            loss = F.cross_entropy(output, labels)
+            inputs = [*leaves.values(), *([x] if needs_gradient else [])]
+            grads = torch.autograd.grad(loss, inputs, allow_unused=True)
+            for (name, gate), grad in zip(gates.items(), grads, strict=False):
+                if grad is not None:
+                    slope = gate - gate.square()
+                    mask_grads[client][name] = (grad * part.params[name] + self.penalty) * slope
+                    weighted = grad * gate * (len(labels) / samples)
+                    weight_grads[name] = weight_grads.get(name, 0.0) + weighted
+            results[client] = float(loss.detach()), grads[-1] if needs_gradient else None
+        with torch.no_grad():
+            part.step_params(weight_grads, lr)
+            for client, gradients in mask_grads.items():
+                self.masks[client].step_params(gradients, lr)
+            self._shrink_other_masks(batches, lr)
+        return results
 
     def effective_params(self, client: int, threshold: float = 0.0) -> Params:
         params, logits = clone(self.part.params), self.get_mask(client).params

@@ -8,7 +8,6 @@ clients train one mini-batch at a time in random order.
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
-
 from torch import nn
 
 from pliant.rng import rng_stream
@@ -37,6 +36,12 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
     version: Literal[1, 2] = 1
     payload: Payload = Payload()
     trim: Annotated[float, Meta(ge=0.0, le=0.5)] = 0.0  # share left out at both ends; 0.5: median
+    joined: bool = False  # version 2 trains once on all clients' mini-batches together
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if self.joined and self.version == 1:
+            raise ValueError("Expected version = 2 with `joined`, got one server copy per client")
 
     def make_head(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return nn.Identity()
@@ -58,7 +63,5 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
             batches = [
                 split_round.start_batch(client, step, lr) for client in order if client in available
             ]
-            for batch in batches:
-                if batch is not None:
-                    split_round.finish_batch(batch, session.server)
+            split_round.finish_batches(batches, joined=self.joined)
         split_round.average_copies(split_round.average_parts(trim=self.trim), self.trim)

@@ -36,6 +36,12 @@ class VanillaSplit(Value, frozen=True, tag="split"):
     local: SplitTraining = SplitTraining()
     turn: Literal["batch", "pass"] = "batch"
     payload: Payload = Payload()
+    joined: bool = False  # all clients at once: one server step, then the mean of their parts
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if self.joined and self.turn == "pass":
+            raise ValueError('Expected turn = "batch" with `joined`, got "pass"')
 
     def make_head(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return nn.Identity()
@@ -47,6 +53,9 @@ class VanillaSplit(Value, frozen=True, tag="split"):
     def train(self, split_round: SplitRound) -> None:
         session = split_round.session
         lr = self.local.lr_at(split_round.number)
+        if self.joined:
+            self._train_joined(split_round, lr)
+            return
         state = session.method_state.get("turn")
         previous = None if state is None else int(state["client"])
         for client, step in self._list_turns(session):
@@ -61,6 +70,13 @@ class VanillaSplit(Value, frozen=True, tag="split"):
         if previous is not None:
             session.method_state["turn"] = {"client": torch.tensor(previous)}
             split_round.show_part(previous)
+
+    def _train_joined(self, split_round: SplitRound, lr: float) -> None:
+        for step in range(split_round.session.iterations):
+            clients = split_round.environment.available_clients()
+            batches = [split_round.start_batch(client, step, lr) for client in clients]
+            split_round.finish_batches(batches, joined=True)
+            split_round.average_parts()
 
     def _list_turns(self, session: Session) -> list[tuple[int, int]]:
         clients, steps = range(len(session.data)), range(session.iterations)

@@ -35,6 +35,7 @@ METHODS = {
     "adasplit": {"kappa": 0.5},
     "relay": {"type": "adasplit", "kappa": 0.5, "relay": True, "gradient": True},
     "auxsplit": {"every": 2, "align": 1},
+    "joined": {"type": "split", "joined": True},
     "once": {"type": "adasplit", "objective": "none", "kappa": 0.0, "send_once": 10**9},
     "hybrid": {"type": "adasplit", "kappa": 0.0, "elastic": True, "beta": 1e-4},
 }
