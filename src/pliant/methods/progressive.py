@@ -174,7 +174,7 @@ def _make_default_stages(net: Elastic) -> tuple[Stage, ...]:
         for side in sides:
             net.at(side, side)
     except ValueError as error:
-        log.info("progressive: grow in width, not in resolution: %s", error)
+        log.info("progressive: grow in width, not in resolution: %s", str(error))
         return Stage(0.25, width=0.5), Stage(0.5, width=0.75), Stage()
     return Stage(0.25, side=sides[0]), Stage(0.5, side=sides[1]), Stage()
 
