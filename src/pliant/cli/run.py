@@ -39,11 +39,12 @@ def run(
         tensorboard: Also write TensorBoard event files to FOLDER/tensorboard.
         json: Print one JSON record per round instead of a table.
     """
-    from pliant.experiment.build import build_experiment, run_experiment
+    from pliant.experiment.build import build_experiment, check_simulated, run_experiment
     from pliant.experiment.config import start_run
     from pliant.report.tensorboard import write_tensorboard
 
     folder, experiment = _load_run(spec, overrides, out, resume)
+    check_simulated(experiment)
     net, data = build_experiment(experiment)
     if resume is None:  # not earlier, so that an experiment that cannot be built leaves no folder
         start_run(folder, experiment)

@@ -18,7 +18,11 @@ from pliant.engine.checks import check_asynchronous, check_trainable
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.simulate import simulate
-from pliant.engine.split_loop import check_split_rules, simulate_split
+from pliant.engine.split_loop import (
+    check_simulated_deadline,
+    check_split_rules,
+    simulate_split,
+)
 from pliant.engine.worker_context import WorkerContext, build_context
 from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, SearchRun
 from pliant.experiment.user_code import is_user_function, load_function
@@ -96,6 +100,12 @@ def check_deployable(experiment: Experiment) -> None:
             raise ValueError(
                 f"Expected no `{name}` for a run on real devices: it counts virtual seconds"
             )
+
+
+def check_simulated(experiment: Experiment) -> None:
+    """Raise if only real devices can run an experiment."""
+    if isinstance(experiment.method, AnySplit):
+        check_simulated_deadline(experiment.rules)
 
 
 def build_server_context(experiment: Experiment) -> WorkerContext:

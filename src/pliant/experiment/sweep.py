@@ -17,7 +17,7 @@ import msgspec
 
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.run_store import read_records
-from pliant.experiment.build import build_experiment, run_experiment
+from pliant.experiment.build import build_experiment, check_simulated, run_experiment
 from pliant.experiment.config import (
     Experiment,
     load_run_config,
@@ -111,6 +111,8 @@ def run_sweep(
     for run in started:
         _check_config(folder / run.name, run.experiment)
     unfinished = [run for run in runs if not is_finished(folder / run.name)]
+    for run in unfinished:
+        check_simulated(run.experiment)
     for run in unfinished:
         if run not in started:
             start_run(folder / run.name, run.experiment)
