@@ -32,12 +32,17 @@ from pliant.methods.validation import (
     find_problem,
     make_specs,
 )
+from pliant.methods.verbs import RunsAsynchronously
 from pliant.nn.elastic import elastic
 from pliant.nn.models import digits_cnn_bn
 from pliant.params import digest, get_params, is_finite
 from pliant.value import decode
 
-METHODS = {kind.__struct_config__.tag: kind for kind in get_args(AnyMethod)}
+METHODS = {
+    kind.__struct_config__.tag: kind
+    for kind in get_args(AnyMethod)
+    if not isinstance(kind(), RunsAsynchronously)  # without rounds, but with the same manifests
+}
 DEVICES = 4
 SETTINGS = simulate.RunSettings(rounds=1, per_round=DEVICES, rules=RoundRules(late="partial"))
 
