@@ -32,6 +32,7 @@ class ManifestBuilder:
             tuple[TensorSpec, ...] | None, Update
         ] = {}  # without deltas, by size of subnet
         self._full_specs: TensorSpecs | None = None  # its shapes never change
+        self._round_params: tuple[Params, Params, Params] | None = None  # shared, own, variances
 
     def build(
         self, shared: Params, job: Job, batch_sizes: Sequence[int], max_macs: Sequence[float]
@@ -41,11 +42,10 @@ class ManifestBuilder:
         `batch_sizes` are the samples of its mini-batches, `max_macs` the most that each may cost.
         """
         net = self._context.net
-        params = {n: tensor for n, tensor in shared.items() if not n.startswith(EXTRA_PREFIX)}
+        params, variances = self._select_params(shared)
         subnet = self._context.subnet_to_send(job.rows[0], job.key)
         specs = self._make_sent_specs(params, subnet)
         example = self._get_example_update(shared, job, subnet, specs)
-        variances = select_variances(params)
         return UpdateManifest(
             job.key.device,
             tuple(batch_sizes),
@@ -58,6 +58,13 @@ class ManifestBuilder:
             job.num_samples if example.num_samples else 0,
             net,
         )
+
+    def _select_params(self, shared: Params) -> tuple[Params, Params]:
+        """Return the network and its variances: once for all jobs of a round."""
+        if self._round_params is None or self._round_params[0] is not shared:
+            params = {n: tensor for n, tensor in shared.items() if not n.startswith(EXTRA_PREFIX)}
+            self._round_params = shared, params, select_variances(params)
+        return self._round_params[1:]
 
     def _make_sent_specs(self, params: Params, subnet: Subnet | None) -> TensorSpecs:
         if self._full_specs is None:

@@ -124,7 +124,11 @@ class WorkerContext:
 
     def scale_lr(self, state: Any, device: int) -> float:
         """Return the factor of a device's learning rate."""
-        return self.method.scale_lr(state, device) if isinstance(self.method, ScalesLr) else 1.0
+        return 1.0 if self._lr_scaler is None else self._lr_scaler.scale_lr(state, device)
+
+    @cached_property
+    def _lr_scaler(self) -> ScalesLr | None:
+        return self.method if isinstance(self.method, ScalesLr) else None
 
     def limit_budget(self, last_row: int | None) -> BudgetPolicy:
         """Return the policy of a round with this last row."""

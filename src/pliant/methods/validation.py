@@ -129,7 +129,7 @@ def clip_update(update: Update, max_norm: float) -> Update:
 # because a subclass can override anything.
 
 
-_UPDATE_FIELDS = tuple(slot.name for slot in fields(Update))
+_UPDATE_FIELDS = frozenset(slot.name for slot in fields(Update))
 
 
 def _iter_problems(
@@ -138,8 +138,8 @@ def _iter_problems(
     if type(update) is not Update:
         yield f"an update, got {_describe_type(update)}"
         return
-    missing = [name for name in _UPDATE_FIELDS if name not in vars(update)]
-    if missing:
+    if not vars(update).keys() >= _UPDATE_FIELDS:
+        missing = [slot.name for slot in fields(Update) if slot.name not in vars(update)]
         yield f"an update with {', '.join(missing)}, got one without"
         return
     yield from _check_claims(update, manifest)
@@ -161,7 +161,8 @@ def _iter_problems(
     tensors = [tensor for _, params, _, _ in groups for tensor in params.values()]
     yield from _check_size(tensors, policy.size_factor)
     for group, params, _, largest in groups:
-        yield from check_values(group, params, largest)
+        if params:
+            yield from check_values(group, params, largest)
     for name, sent in manifest.variances.items():
         lowest = float((sent + update.delta[name]).min()) if sent.numel() else 0.0
         if lowest < -1e-6 * max(1.0, float(sent.abs().max())):  # allow for rounding

@@ -9,7 +9,7 @@ import copyreg
 import io
 import pickle
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -129,18 +129,25 @@ def _copy_plain(value: Any, copies: dict[int, Any]) -> Any:
     elif kind is np.ndarray and not value.dtype.hasobject:
         copy = value.copy(order="K")
     elif kind is tuple:
-        is_flat = _IMMUTABLE.issuperset(map(type, value))
-        copy = value if is_flat else tuple([_copy_plain(item, copies) for item in value])
-    elif kind is dict and _IMMUTABLE.issuperset(map(type, value)):
+        if _is_flat(value):
+            return value
+        copy = tuple([_copy_plain(item, copies) for item in value])
+    elif kind is dict and _is_flat(value):
         copy = copies[key] = {}  # before its items, which may contain it
         _copy_items(value, copy, copies)
     elif _is_plain_dataclass(kind):
+        if kind.__dataclass_params__.frozen and _is_flat(vars(value).values()):
+            return value
         copy = copies[key] = object.__new__(kind)
         _copy_items(vars(value), vars(copy), copies)
     else:
         raise _NeedsPickle
     copies[key] = copy
     return copy
+
+
+def _is_flat(items: Iterable[Any]) -> bool:
+    return _IMMUTABLE.issuperset(map(type, items))
 
 
 def _copy_items(source: dict[Any, Any], target: dict[Any, Any], copies: dict[int, Any]) -> None:
