@@ -174,10 +174,11 @@ def test_a_reply_is_refused_before_it_is_larger_than_a_valid_one(app):
     assert push("push-object", bytes(OBJECT_BYTES // 2)) != 413
 
 
-def test_a_peer_may_not_flood_and_others_are_not_affected(app):
-    statuses = [post(app, "/v1/fleet/activate-node")[0] for _ in range(300)]
-    assert 429 in statuses
-    assert statuses[0] != 429
+def test_a_peer_may_not_flood_and_others_are_not_affected(app, monkeypatch):
+    # on a slow machine, requests come no faster than the limit allows
+    monkeypatch.setattr("pliant.deploy.flower.guard.REQUESTS_PER_SECOND", 0.0)
+    statuses = [post(app, "/v1/fleet/activate-node")[0] for _ in range(220)]
+    assert [status == 429 for status in statuses] == [False] * 200 + [True] * 20
     assert post(app, "/v1/fleet/activate-node", client="10.0.0.8")[0] != 429
     _, sign = make_device(app)
     assert post(app, "/v1/fleet/pull-messages", headers=sign())[0] != 429
