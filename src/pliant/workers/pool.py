@@ -14,7 +14,7 @@ from pliant import runtime
 from pliant.params import Params
 from pliant.storage.run_dir import TORCH_THREADS
 from pliant.value import Count, Value
-from pliant.workers.serialisation import copy_isolated
+from pliant.workers.serialisation import copy_isolated, make_copier
 
 MAX_ATTEMPTS = 3
 
@@ -159,7 +159,7 @@ class _InlineBackend:
     def __init__(self, setup: Callable[[], W], run_job: Callable[[W, Params, J], R]) -> None:
         self._context: Any = setup()
         self._run_job: Callable[[Any, Params, Any], Any] = run_job
-        self._shared: dict[int, Params] = {}  # by version
+        self._copiers: dict[int, Callable[[], Params]] = {}  # of parameters, by version
         self._reply = WorkerReply("ready", None)
 
     def start(self) -> int:
@@ -167,13 +167,13 @@ class _InlineBackend:
         return 0
 
     def share(self, params: Params, version: int) -> None:
-        self._shared[version] = params
+        self._copiers[version] = make_copier(params)
 
     def release(self, version: int) -> None:
-        del self._shared[version]
+        del self._copiers[version]
 
     def submit(self, worker: int, job: object, version: int) -> None:
-        shared = copy_isolated(self._shared[version])
+        shared = self._copiers[version]()
         result = self._run_job(self._context, shared, copy_isolated(job))
         self._reply = WorkerReply("done", copy_isolated(result))
 

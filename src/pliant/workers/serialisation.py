@@ -9,9 +9,9 @@ import copyreg
 import io
 import pickle
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -94,6 +94,24 @@ def is_plain_tensor(tensor: Tensor) -> bool:
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
+
+
+def make_copier(params: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
+    """Return a function that copies these tensors, for many copies of the same.
+
+    >>> import torch
+    >>> from pliant.workers.serialisation import make_copier
+    >>> weights = {"weight": torch.zeros(1)}
+    >>> copy = make_copier(weights)()
+    >>> copy, copy["weight"] is weights["weight"]
+    ({'weight': tensor([0.])}, False)
+    """
+    tensors = params.values()
+    if len(set(map(id, tensors))) == len(params) and all(
+        type(tensor) is Tensor and is_plain_tensor(tensor) for tensor in tensors
+    ):
+        return lambda: {name: tensor.clone() for name, tensor in params.items()}
+    return partial(copy_isolated, params)
 
 
 def copy_isolated(value: T) -> T:
