@@ -88,3 +88,11 @@ def test_only_devices_with_their_own_data_have_a_dry_run(folder, capsys):
     (folder / "own.toml").write_text(text)
     assert run_dry(folder, "--data", str(folder / "1")) == 2
     assert "Expected `input` and `classes` in [network], found neither" in capsys.readouterr().err
+
+
+def test_a_folder_without_images_is_one_line(folder, capsys):
+    (folder / "empty").mkdir()
+    assert run_dry(folder, "--data", str(folder / "empty")) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert len(output.err.splitlines()) == 1

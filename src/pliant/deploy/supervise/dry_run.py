@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from pliant.deploy.device.agent import DeviceAgent
 from pliant.deploy.device.host import Limits
+from pliant.deploy.device.own_data import OwnDataReader
 from pliant.deploy.messages import (
     TrainReply,
     TrainRequest,
@@ -48,6 +49,7 @@ class PreviewTransport:
 
 def preview_messages(experiment: Experiment, number: int, limits: Limits) -> Iterator[str]:
     """Yield a description of every message that a device sends in one round and one test."""
+    OwnDataReader(limits).declare(experiment.network.image_form)  # fail now if it cannot be read
     experiment = choose_statistics(replace(experiment, server=ServerConfig()))
     fleet = replace(experiment.fleet, size=max(experiment.fleet.size, number + 1))
     experiment = replace(experiment, fleet=fleet)
