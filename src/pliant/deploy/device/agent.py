@@ -171,25 +171,12 @@ class DeviceAgent:
         tensors: Params,
         arrived_at: float,
     ) -> bytes:
-        experiment, declaration = loaded.experiment, request.declaration
+        experiment = loaded.experiment
         key = TaskKey(experiment.seed, request.round, request.device)
         work, folder = context.plan_work(request.device), self.folder / loaded.digest
-        params = select_subtree(tensors, PARAMS)
-        initial = init_device_state(context.method, params)
+        initial = init_device_state(context.method, select_subtree(tensors, PARAMS))
         device_state, residual = load_device_state(folder, request.merged_round, initial)
-        num_samples, classes = context.summarise_data(request.device)
-        if declaration is not None:
-            classes = declaration.classes or ()
-        task = Task(
-            key,
-            params,
-            request.lr,
-            context.subnet_to_send(request.row or 0, key),
-            select_subtree(tensors, EXTRA),
-            device_state,
-            num_samples,
-            classes,
-        )
+        task = _make_task(context, request, key, tensors, device_state)
         pacer = self._make_pacer(loaded, request, work, arrived_at)
 
         def choose(step: int) -> tuple[int, float] | None:
@@ -220,7 +207,7 @@ class DeviceAgent:
             samples=update.samples,
             macs=update.macs,
             loss=update.loss,
-            num_samples=num_samples,
+            num_samples=task.num_samples,
             short=pacer.short,
             curve=loaded.curve.scale(loaded.slowdown or 1.0).points,
             nonce=request.nonce,
@@ -261,6 +248,25 @@ class DeviceAgent:
             cpu_share=self.limits.compute_cpu_share(host),
             sleep=self.sleep,
         )
+
+
+def _make_task(
+    context: WorkerContext, request: TrainRequest, key: TaskKey, tensors: Params, device_state: Any
+) -> Task:
+    """Return the task of a request, with what the device itself knows of its data."""
+    num_samples, classes = context.summarise_data(request.device)
+    if request.declaration is not None:
+        classes = request.declaration.classes or ()
+    return Task(
+        key,
+        select_subtree(tensors, PARAMS),
+        request.lr,
+        context.subnet_to_send(request.row or 0, key),
+        select_subtree(tensors, EXTRA),
+        device_state,
+        num_samples,
+        classes,
+    )
 
 
 def _test(context: WorkerContext, request: TrainRequest, tensors: Params) -> TrainReply:
