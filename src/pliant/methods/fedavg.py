@@ -4,15 +4,10 @@ McMahan et al., "Communication-efficient learning of deep networks from decentra
 AISTATS 2017.
 """
 
-from pliant.methods.aggregation import Updates, Weighting, open_stream, weight_by
+from pliant.methods.aggregation import Updates, Weighting
 from pliant.methods.base import LocalTraining, ServerState
-from pliant.methods.robust import AnyMerge, Mean, merge_by_rule
-from pliant.methods.server_optimisers import (
-    AnyServerOptimiser,
-    ServerSgd,
-    measure_squares,
-    take_server_step,
-)
+from pliant.methods.robust import AnyMerge, Mean
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
 from pliant.value import Value
 
@@ -37,7 +32,4 @@ class FedAvg(Value, frozen=True, tag="fedavg"):
         return isinstance(self.merging, Mean)  # the robust rules compare all updates
 
     def merge(self, net: Elastic, state: ServerState, updates: Updates) -> ServerState:
-        weight, stream = weight_by(self.weighting), open_stream(updates)
-        squares = measure_squares(self.server, net, stream)
-        delta = merge_by_rule(self.merging, net, state.params, stream, weight)
-        return take_server_step(self.server, net, state, delta, stream.seen, weight, squares)
+        return merge_average(self.server, net, state, updates, self.weighting, rule=self.merging)

@@ -8,15 +8,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from pliant.methods.aggregation import Updates, Weighting, open_stream, weight_by
+from pliant.methods.aggregation import Updates, Weighting
 from pliant.methods.base import LocalTraining, ServerState, Step, Task, Update, train_corrected
-from pliant.methods.robust import AnyMerge, Mean, merge_by_rule
-from pliant.methods.server_optimisers import (
-    AnyServerOptimiser,
-    ServerSgd,
-    measure_squares,
-    take_server_step,
-)
+from pliant.methods.robust import AnyMerge, Mean
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
 from pliant.value import NonNegative, Value
 
@@ -53,7 +48,4 @@ class FedProx(Value, frozen=True, tag="fedprox"):
         return isinstance(self.merging, Mean)  # the robust rules compare all updates
 
     def merge(self, net: Elastic, state: ServerState, updates: Updates) -> ServerState:
-        weight, stream = weight_by(self.weighting), open_stream(updates)
-        squares = measure_squares(self.server, net, stream)
-        delta = merge_by_rule(self.merging, net, state.params, stream, weight)
-        return take_server_step(self.server, net, state, delta, stream.seen, weight, squares)
+        return merge_average(self.server, net, state, updates, self.weighting, rule=self.merging)

@@ -20,12 +20,12 @@ from pliant.methods.aggregation import (
     WeightFn,
     Weighting,
     apply_scaled_delta,
-    average_deltas,
     open_stream,
     scale_weights,
     weight_by,
 )
 from pliant.methods.base import Update
+from pliant.methods.robust import AnyMerge, Mean, merge_by_rule
 from pliant.nn.elastic import Elastic
 from pliant.nn.optimisers import MomentumFactor
 from pliant.params import Params
@@ -171,11 +171,12 @@ def merge_average(
     updates: Updates,
     weighting: Weighting,
     cover: CoverFn | None = None,
+    rule: AnyMerge | None = None,
 ) -> S:
-    """Merge updates by their weighted mean and take the server's step."""
+    """Merge updates, by their weighted mean unless told otherwise, and take the server's step."""
     weight, stream = weight_by(weighting), open_stream(updates)
     squares = measure_squares(server, net, stream)
-    delta = average_deltas(net, state.params, stream, weight, cover)
+    delta = merge_by_rule(rule or Mean(), net, state.params, stream, weight, cover)
     return take_server_step(server, net, state, delta, stream.seen, weight, squares)
 
 
