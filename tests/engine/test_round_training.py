@@ -1,3 +1,4 @@
+import gc
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -171,6 +172,27 @@ def test_a_stream_keeps_no_tensors():
     [seen] = stream.seen
     assert (seen.delta, seen.extra, seen.residual, seen.device_state) == ({}, {}, {}, None)
     assert seen.samples == update.samples
+
+
+def count_tensors():
+    return sum(type(found) is torch.Tensor for found in gc.get_objects())
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_no_round_leaves_tensors_to_the_garbage_collector(method):
+    settings = msgspec.structs.replace(PARTIAL, rounds=9)
+    records = simulate(method, network(), make_data(), FLEET, settings=settings)
+    counts = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            next(records)
+            counts.append(count_tensors())
+    finally:
+        gc.enable()
+        records.close()
+    assert counts[2:] == counts[2:3] * 3
 
 
 @pytest.mark.parametrize("masked", [False, True])

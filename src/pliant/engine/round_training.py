@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -35,41 +35,42 @@ def train_round(run: Run, pool: Pool[Job, Update], jobs: Sequence[Job]) -> Train
     them all, and those of devices with test images of their own, on which each is evaluated.
     """
     context, shared = run.context, run.shared_params
-    rejections: dict[int, str] = {}
-    device_states: dict[int, Any] = {}
-    residuals: dict[int, Params] = {}
-
-    def iter_valid(jobs: Sequence[Job]) -> Generator[Update, None, None]:
-        with closing(pool.stream(jobs, shared)) as replies:
-            for job, reply in zip(jobs, replies, strict=True):
-                device, manifest = job.key.device, make_manifest(run, shared, job)
-                update, reason = accept_valid(reply, manifest, run.settings.guard)
-                if update is None:
-                    rejections[device] = str(reason)
-                    continue
-                if update.device_state is not None:
-                    device_states[device] = update.device_state
-                if update.residual:
-                    residuals[device] = update.residual
-                yield update
-
-    def merge(planned: Sequence[Update], jobs: Sequence[Job]) -> tuple[Any, list[Update]]:
-        with closing(iter_valid(jobs)) as updates:
+    trained = TrainedRound([], {}, {}, {})
+    if context.data.test_shares or not context.merges_stream:
+        trained.updates.extend(_iter_valid(run, pool, shared, jobs, trained))
+        return trained
+    planned = [_plan_update(context, job) for job in jobs]
+    while True:
+        with closing(_iter_valid(run, pool, shared, jobs, trained)) as updates:
             stream = UpdateStream(planned, updates)
             try:
-                state = context.merge(run.state.server_state, stream)
+                server_state = context.merge(run.state.server_state, stream)
             except MispredictedWeights:
                 # rejected ones are missing: train the others again, as all weights are known now
-                valid = {update.device for update in stream.seen}
-                return merge(stream.seen, [job for job in jobs if job.key.device in valid])
+                planned, valid = stream.seen, {update.device for update in stream.seen}
+                jobs = [job for job in jobs if job.key.device in valid]
+                continue
             for _ in stream:  # a merge need not read them all
                 pass
-            return state, stream.seen
+        return replace(trained, updates=stream.seen, server_state=server_state)
 
-    if context.data.test_shares or not context.merges_stream:
-        return TrainedRound(list(iter_valid(jobs)), rejections, device_states, residuals)
-    server_state, seen = merge([_plan_update(context, job) for job in jobs], jobs)
-    return TrainedRound(seen, rejections, device_states, residuals, server_state)
+
+def _iter_valid(
+    run: Run, pool: Pool[Job, Update], shared: Params, jobs: Sequence[Job], trained: TrainedRound
+) -> Generator[Update, None, None]:
+    """Run the jobs and yield their valid updates; note in `trained` what else they lead to."""
+    with closing(pool.stream(jobs, shared)) as replies:
+        for job, reply in zip(jobs, replies, strict=True):
+            device, manifest = job.key.device, make_manifest(run, shared, job)
+            update, reason = accept_valid(reply, manifest, run.settings.guard)
+            if update is None:
+                trained.rejections[device] = str(reason)
+                continue
+            if update.device_state is not None:
+                trained.device_states[device] = update.device_state
+            if update.residual:
+                trained.residuals[device] = update.residual
+            yield update
 
 
 def _plan_update(context: WorkerContext, job: Job) -> Update:
