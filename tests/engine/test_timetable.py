@@ -156,6 +156,29 @@ def test_a_pause_stops_the_work_but_not_the_clock():
 
 
 @few_examples
+@given(
+    per_round=rates,
+    policy=policies,
+    rule=rules,
+    changes=st.sampled_from(["anytime", "batch"]),
+    link=st.sampled_from([None, 40.0, devices.ChangingTrace(low=0.0, high=90.0, per_round=3.0)]),
+)
+def test_planned_costs_and_a_function_that_returns_them_give_the_same_bits(
+    per_round, policy, rule, changes, link
+):
+    rule = msgspec.structs.replace(rule, changes=changes, cost="realised")
+    kind = devices.DeviceClass(up=link, down=link, latency=0.01)
+    fleet = msgspec.structs.replace(make_fleet(per_round), classes=(kind,))
+    tasks = make_tasks(DEVICES, DEVICES % 5 + 1, 10.0, down_bytes=9.0, up_bytes=5.0)
+    planned = build_timetable(fleet, policy, tasks, rule)
+    called = build_timetable(
+        fleet, policy, tasks, rule, step_cost=lambda active, step, choice: choice.macs
+    )
+    for name, values in vars(called).items():
+        np.testing.assert_array_equal(getattr(planned, name), values, err_msg=name, strict=True)
+
+
+@few_examples
 @given(per_round=rates, policy=policies, rule=rules, start=st.sampled_from([0.0, 17.25, 4000.0]))
 def test_timetables_conserve_work(per_round, policy, rule, start):
     fleet = make_fleet(per_round, round_seconds=2.0)

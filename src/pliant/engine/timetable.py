@@ -143,7 +143,11 @@ def _build_fitting_timetable(
         links = _compute_links(fleet, tasks, seed, start, 1.01 * deadline)
         send_by = links.find_latest_start(deadline) + 2 * ROUNDING_TOLERANCE * length
         cutoff = np.minimum(send_by, dropout_times)
-        log = _run_steps(policy, tasks, speeds, links, cutoff, step_cost, rules, length)
+        is_planned = step_cost is None or rules.cost == "expected"
+        if policy.is_per_round and is_planned and not tasks.open_passes:
+            log = _run_planned_steps(policy, tasks, speeds, links, cutoff, rules, length)
+        else:
+            log = _run_steps(policy, tasks, speeds, links, cutoff, step_cost, rules, length)
         arrival = links.compute_arrival(log.finish_times)
         is_open = np.isinf(arrival) & np.isinf(dropout_times)
         if rules.late != "wait" or not is_open.any() or deadline > _MAX_WAIT_ROUNDS * length:
@@ -182,8 +186,8 @@ def _assemble_timetable(
     busy = stop_times - links.download_end
     steps_done = (log.end <= stop_times[:, None]).sum(axis=1)
     used_steps = np.where(is_used, steps_done, 0)
-    interrupted = compute_interrupted_macs(rules, speeds, log, steps_done, stop_times)
-    spent = sum_first(log.macs, steps_done) + interrupted
+    done = sum_first(log.macs, steps_done)
+    spent = done + compute_interrupted_macs(rules, speeds, log, steps_done, stop_times)
     # rounding may end a step after the close
     available = speeds.work(np.maximum(np.where(busy > 0, stop_times, 0.0), closed_at))
     if rules.changes == "batch":  # while it worked, a device could do what it did
@@ -197,7 +201,7 @@ def _assemble_timetable(
         closure.arrival,
         busy=busy,
         spent=spent,
-        useful=sum_first(log.macs, used_steps),
+        useful=done if is_used.all() else sum_first(log.macs, used_steps),
         available=available,
         down=links.count_received_bytes(np.minimum(dropout_times, closed_at)),
         up=np.where(closure.arrival <= closed_at, tasks.up_bytes, 0.0),
@@ -351,3 +355,41 @@ def _run_steps(
             log.is_short[active, step] = choice.is_short
         now = end
     return log
+
+
+def _run_planned_steps(
+    policy: BudgetPolicy,
+    tasks: RoundTasks,
+    speeds: PiecewiseConstant,
+    links: LinkTimes,
+    cutoff: FloatArray,
+    rules: RoundRules,
+    round_seconds: float,
+) -> StepLog:
+    """Run the steps of a policy that chooses once: what they cost is known for all of them."""
+    known_links = links.hold()
+    ready = known_links.download_end
+    speed = speeds.speed(np.zeros(len(tasks.devices)))
+    status = _build_status(tasks, known_links, slice(None), 0, ready, speed, round_seconds)
+    choice = policy.choose(status)
+    check_memory(status, choice)
+    macs = (choice.macs / tasks.full_macs[:, 0])[:, None] * tasks.full_macs
+    macs[:, 0] = choice.macs
+    finish_time = speeds.finish_time_held if rules.changes == "batch" else speeds.finish_time
+    times = np.empty((macs.shape[0], macs.shape[1] + 1))
+    times[:, 0] = links.download_end
+    for step in range(macs.shape[1]):
+        times[:, step + 1] = finish_time(times[:, step], macs[:, step])
+    start, end, limit = times[:, :-1], times[:, 1:], cutoff[:, None]
+    is_run = (tasks.full_macs > 0) & (start < limit)  # a step after the cutoff does not begin
+    macs = np.where(is_run, macs, 0.0)
+    is_short = np.zeros(len(macs), np.bool_) if choice.is_short is None else choice.is_short
+    return StepLog(
+        np.where(is_run, start, np.inf),
+        np.where(is_run & (end <= limit), end, np.inf),
+        np.where(is_run, choice.row[:, None], -1),
+        macs,
+        macs,
+        is_run & is_short[:, None],
+        np.count_nonzero(tasks.full_macs, axis=1),
+    )
