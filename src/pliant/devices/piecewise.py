@@ -72,8 +72,7 @@ class PiecewiseConstant:
         """Return the first time by which each device has done `work` after `at`, or infinity."""
         target = self.work(at) + work
         if self.times.shape[1] == 1:
-            level = self.levels[:, 0]
-            end = target / np.where(level == 0, 1.0, level)
+            end = target / self._divisor
         else:
             # strictly below: work that ends at a pause is done when the pause starts
             behind = self.cumulative_work[:, :-1] < target[:, None]
@@ -112,6 +111,11 @@ class PiecewiseConstant:
         is_later = (self.times > at[:, None]) & (self.levels > 0)
         later = np.where(is_later, self.times, np.inf).min(axis=1)
         return np.where(self.speed(at) > 0, at, later)
+
+    @cached_property
+    def _divisor(self) -> FloatArray:  # of constant speeds
+        level = self.levels[:, 0]
+        return np.where(level == 0, 1.0, level)
 
     @cached_property
     def _all_devices(self) -> IntArray:

@@ -33,7 +33,15 @@ class LinkTimes:
 
     def estimate_upload(self, at: FloatArray) -> FloatArray:
         """Return the seconds of each upload at the rates at these times; `length` at rate 0."""
-        rate = self.up.rate(at)
+        if self.up.rates is None:
+            return self._constant_upload
+        return self._estimate_upload_at(self.up.rate(at))
+
+    @cached_property
+    def _constant_upload(self) -> FloatArray:
+        return self._estimate_upload_at(self.up.constant)
+
+    def _estimate_upload_at(self, rate: FloatArray) -> FloatArray:
         sending = np.where(rate > 0, self.up_bytes / np.where(rate > 0, rate, 1.0), self.length)
         return np.where(self.up_bytes > 0, self.latency + sending, 0.0)
 
@@ -57,8 +65,8 @@ class LinkTimes:
     def count_received_bytes(self, until: FloatArray) -> FloatArray:
         """Return the whole bytes of its download that each device has received by its own time."""
         sending = self.download_end - self.latency
-        share = np.clip((until - self.latency) / np.where(sending > 0, sending, np.inf), 0.0, 1.0)
-        received = share * self.down_bytes
+        share = (until - self.latency) / np.where(sending > 0, sending, np.inf)
+        received = np.minimum(np.maximum(share, 0.0), 1.0) * self.down_bytes
         if self.down.rates is not None:
             changing = self.down.changing
             received[changing] = self.down.transferred(self.latency, until)[changing]

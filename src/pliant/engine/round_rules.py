@@ -129,7 +129,8 @@ def close_round(
     unfinished = TaskOutcome.SURPLUS if closed_at < deadline else TaskOutcome.LATE
     # as numbers: numpy takes long to convert an enum
     outcomes = np.where(in_time, TaskOutcome.SURPLUS.value, unfinished.value).astype(np.int8)
-    outcomes[dropped] = TaskOutcome.DROPPED.value
+    if dropped:
+        outcomes[dropped] = TaskOutcome.DROPPED.value
     partial, finished = TaskOutcome.PARTIAL.value, TaskOutcome.FINISHED.value
     outcomes[merged] = np.where(is_partial[merged], partial, finished)
     if len(merged) < rules.quorum_size(target_updates):

@@ -94,15 +94,15 @@ def schedule_round(run: Run, devices: IntArray, dispatch: Dispatch | None = None
     full_macs = sizes * context.full_macs
     server_state = run.state.server_state
     keys = TaskKeys(settings.seed, number, devices)
-    param_bytes = np.full(len(devices), float(nbytes(server_state.params)))
     down = nbytes(context.broadcast(server_state))
     up = context.extra_upload_bytes
+    down_bytes = np.full(len(devices), float(nbytes(server_state.params) + down))
     is_plain = isinstance(settings.compression, Uncompressed)
     update_bytes = count_update_bytes(context.net, server_state.params, settings.compression)
-    returned_bytes = np.full(len(devices), float(update_bytes))
+    up_bytes = np.full(len(devices), float(update_bytes + up))
     fits = context.find_fitting_rows(run.fleet.get_costs(devices, seed=settings.seed), devices)
     passes = context.open_passes
-    tasks = RoundTasks(devices, full_macs, param_bytes + down, returned_bytes + up, fits, passes)
+    tasks = RoundTasks(devices, full_macs, down_bytes, up_bytes, fits, passes)
     policy = context.limit_budget(dispatch.last_row)
 
     def make_packed_tasks(rows: IntArray) -> RoundTasks:

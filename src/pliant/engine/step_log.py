@@ -57,6 +57,8 @@ def compute_interrupted_macs(
     stop_times: FloatArray,
 ) -> FloatArray:
     """Return the MACs spent on the step in which each device stopped."""
+    if (steps_done == log.start.shape[1]).all():
+        return np.zeros(len(steps_done))
     everyone, step = np.arange(len(steps_done)), np.minimum(steps_done, log.start.shape[1] - 1)
     step_start = np.minimum(log.start[everyone, step], stop_times)
     is_interrupted = (steps_done < log.start.shape[1]) & (step_start < stop_times)
