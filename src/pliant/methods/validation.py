@@ -329,7 +329,7 @@ def check_values(group: str, params: Params, largest: float) -> Iterator[str]:
 def _estimate_norm(params: Params) -> float:
     """Return the Euclidean norm, rounded as the tensors are: fast, but it may overflow."""
     tensors = [x if x.is_floating_point() else x.to(torch.float64) for x in params.values()]
-    return math.hypot(*map(float, torch._foreach_norm(tensors))) if tensors else 0.0
+    return math.hypot(*[norm.item() for norm in torch._foreach_norm(tensors)]) if tensors else 0.0
 
 
 def _compute_norm(params: Params) -> float:

@@ -235,8 +235,8 @@ class Pool(Generic[J, R]):
             numbers = deque(self.submit(job, version) for job in jobs[:window])
             for index in range(len(jobs)):
                 yield self.collect([numbers.popleft()])[1]
-                following = jobs[index + window : index + window + 1]
-                numbers.extend(self.submit(job, version) for job in following)
+                if index + window < len(jobs):
+                    numbers.append(self.submit(jobs[index + window], version))
 
     @contextmanager
     def _share_with(self, jobs: Sequence[J], shared: Params) -> Iterator[int]:
@@ -274,7 +274,7 @@ class Pool(Generic[J, R]):
         An exception in a job is raised here, with the worker's traceback as a note. A job whose
         worker dies runs again; the third death in a row raises `WorkerLost`.
         """
-        while not (finished := self._results.keys() & numbers):
+        while not (finished := [number for number in self._results if number in numbers]):
             self._start_missing()
             self._submit_waiting()
             for worker, reply in self._backend.poll(self._list_workers()):
@@ -304,7 +304,9 @@ class Pool(Generic[J, R]):
 
     def _start_missing(self) -> None:
         """Replace missing workers, unless starts keep failing; raise if there are no workers."""
-        missing = self.count - len(self._list_workers())
+        missing = self.count - len(self._starting) - len(self._idle) - len(self._busy)
+        if not missing:
+            return
         if len(self._lost_starts) < MAX_ATTEMPTS:
             self._starting.update(self._backend.start() for _ in range(missing))
         elif missing == self.count:

@@ -140,19 +140,19 @@ def _copy_plain(value: Any, copies: dict[int, Any]) -> Any:
     if key in copies:  # an object that occurs twice is copied once
         return copies[key]
     copy: Any
-    if kind in _IMMUTABLE or isinstance(value, Value):
-        return value
-    if kind is Tensor and is_plain_tensor(value):
+    if kind is Tensor and is_plain_tensor(value):  # the most frequent first
         copy = value.clone()
-    elif kind is np.ndarray and not value.dtype.hasobject:
-        copy = value.copy(order="K")
+    elif kind is dict and _is_flat(value):
+        copy = copies[key] = {}  # before its items, which may contain it
+        _copy_items(value, copy, copies)
     elif kind is tuple:
         if _is_flat(value):
             return value
         copy = tuple([_copy_plain(item, copies) for item in value])
-    elif kind is dict and _is_flat(value):
-        copy = copies[key] = {}  # before its items, which may contain it
-        _copy_items(value, copy, copies)
+    elif kind in _IMMUTABLE or isinstance(value, Value):
+        return value
+    elif kind is np.ndarray and not value.dtype.hasobject:
+        copy = value.copy(order="K")
     elif _is_plain_dataclass(kind):
         if kind.__dataclass_params__.frozen and _is_flat(vars(value).values()):
             return value
