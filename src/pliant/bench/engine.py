@@ -291,7 +291,10 @@ def _measure_growth(rounds: int) -> float:
     make = partial(make_digits_like, 16)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "run")
-        for record in run_rounds(method, make, rounds=rounds, size=10_000, folder=folder):
+        every = Evaluation(every=50)  # both rounds are evaluated, as the last one always is
+        for record in run_rounds(
+            method, make, rounds=rounds, size=10_000, folder=folder, evaluation=every
+        ):
             if record.round + 1 in (50, rounds):
                 gc.collect()
                 sizes[record.round + 1] = psutil.Process().memory_info().rss
