@@ -48,6 +48,7 @@ from pliant.methods import AsoFed as AsoFed
 from pliant.methods import Coherent as Coherent
 from pliant.methods import ConstantStaleness as ConstantStaleness
 from pliant.methods import Distreal as Distreal
+from pliant.methods import Ditto as Ditto
 from pliant.methods import ElasticBatch as ElasticBatch
 from pliant.methods import Elfish as Elfish
 from pliant.methods import FedAsync as FedAsync
@@ -55,6 +56,7 @@ from pliant.methods import FedAvg as FedAvg
 from pliant.methods import FedBuff as FedBuff
 from pliant.methods import FedDropout as FedDropout
 from pliant.methods import FedNova as FedNova
+from pliant.methods import FedPer as FedPer
 from pliant.methods import FedProx as FedProx
 from pliant.methods import FedRolex as FedRolex
 from pliant.methods import Fjord as Fjord

@@ -88,6 +88,33 @@ class FederatedData:
         )
         return replace(self, shares=shares, growth=growth)
 
+    def hold_out_tests(self, share: float, seed: int) -> "FederatedData":
+        """Return the data with a share of each device's images as its own tests, at least one.
+
+        They replace the common test part.
+        """
+        if self.test_shares:
+            raise ValueError(f"{self.train.name}: expected no own tests yet, found some")
+        shares: list[NDArray[np.int64]] = []
+        tests: list[NDArray[np.int64]] = []
+        for device, indices in enumerate(self.shares):
+            count = min(max(1, round(share * len(indices))), len(indices) - 1)
+            if count < 1:
+                raise ValueError(
+                    f"{self.train.name}: expected at least 2 images on every device to hold out "
+                    f"tests, found {len(indices)} on device {device}"
+                )
+            order = rng_stream(seed, "device tests", device).permutation(indices)
+            tests.append(np.sort(order[:count]))
+            shares.append(np.sort(order[count:]))
+        ends = np.cumsum([len(part) for part in tests])
+        return replace(
+            self,
+            test=self.train.select(np.concatenate(tests)),
+            shares=tuple(shares),
+            test_shares=tuple(np.split(np.arange(ends[-1]), ends[:-1])),
+        )
+
     def list_classes(self, device: int, samples: int | None = None) -> tuple[int, ...]:
         """Return the classes of a device's first images, or of all."""
         share = self.get_share(device)[:samples]

@@ -26,7 +26,7 @@ from pliant.engine.worker_context import WorkerContext
 from pliant.methods.aggregation import CoverageState, build_trained_subnet
 from pliant.methods.base import Update
 from pliant.methods.validation import ValidationPolicy
-from pliant.methods.verbs import DependsOnFleet
+from pliant.methods.verbs import DependsOnFleet, Personalises
 from pliant.nn.growth import silence_filters
 from pliant.params import Params, digest
 from pliant.value import Count, Positive, Value
@@ -237,15 +237,27 @@ def _add_scores(
         if trained_params is not None or record.side is not None:
             trained_score = evaluate(net.module, trained_params or params, data, how, record.side)
         return msgspec.structs.replace(record, score=score, trained_score=trained_score)
-    local_params = {
+    local_params = _list_personal_params(run, old_params, updates)
+    personal = evaluate_per_device(net.module, params, local_params, data, how)
+    return msgspec.structs.replace(record, personal=personal)
+
+
+def _list_personal_params(run: Run, old_params: Params, updates: list[Update]) -> dict[int, Params]:
+    """Return the network that each device would use: its own, or the one it has just trained."""
+    method, state = run.context.method, run.state
+    if isinstance(method, Personalises):
+        params = state.server_state.params
+        return {
+            device: method.personalise(params, device_state)
+            for device, device_state in state.device_states.items()
+        }
+    return {
         update.device: {
             name: (update.base or old_params)[name] + delta for name, delta in update.delta.items()
         }
         for update in updates
         if update.subnet is None
     }
-    personal = evaluate_per_device(net.module, params, local_params, data, how)
-    return msgspec.structs.replace(record, personal=personal)
 
 
 def _zero_untrained_filters(context: WorkerContext, state: Any) -> Params | None:

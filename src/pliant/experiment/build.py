@@ -52,6 +52,8 @@ def build_experiment(experiment: Experiment) -> tuple[nn.Module, FederatedData]:
         check_split_rules(experiment.settings, experiment.fleet, len(data))
         if config.grows is not None:
             raise ValueError("Expected no `data.grows`: split methods use all images of a client")
+    if config.device_tests is not None:
+        data = data.hold_out_tests(config.device_tests, experiment.seed)
     if config.grows is not None:
         data = data.grow(config.grows, experiment.seed)
     if network.input is not None:

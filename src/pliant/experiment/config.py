@@ -3,9 +3,10 @@
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from pliant.compression import AnyCompression, Uncompressed
@@ -79,6 +80,7 @@ class DataConfig(Value, frozen=True):
     proxy_seed: int | None = None  # chooses the proxy images; None: the run's seed
     samples: Count | None = None  # maximum for each client of a mixture; None: all
     tests: Count | None = None  # likewise
+    device_tests: Annotated[float, Meta(gt=0.0, lt=1.0)] | None = None  # share of a device's images
     grows: DataGrowth | None = None  # None: devices have all their images from the start
 
 

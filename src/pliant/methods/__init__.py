@@ -5,6 +5,7 @@ from pliant.methods.base import LocalTraining as LocalTraining
 from pliant.methods.base import LrSchedule as LrSchedule
 from pliant.methods.coherent import Coherent as Coherent
 from pliant.methods.distreal import Distreal as Distreal
+from pliant.methods.ditto import Ditto as Ditto
 from pliant.methods.elastic_batch import ElasticBatch as ElasticBatch
 from pliant.methods.elfish import Elfish as Elfish
 from pliant.methods.fedasync import FedAsync as FedAsync
@@ -13,6 +14,7 @@ from pliant.methods.fedbuff import FedBuff as FedBuff
 from pliant.methods.fedbuff import RoundMethod as RoundMethod
 from pliant.methods.feddropout import FedDropout as FedDropout
 from pliant.methods.fednova import FedNova as FedNova
+from pliant.methods.fedper import FedPer as FedPer
 from pliant.methods.fedprox import FedProx as FedProx
 from pliant.methods.fedrolex import FedRolex as FedRolex
 from pliant.methods.fjord import Fjord as Fjord

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pliant.methods.base import LocalTraining, Update
 from pliant.methods.coherent import Coherent
 from pliant.methods.distreal import Distreal
+from pliant.methods.ditto import Ditto
 from pliant.methods.elastic_batch import ElasticBatch
 from pliant.methods.elfish import Elfish
 from pliant.methods.fedavg import FedAvg
 from pliant.methods.feddropout import FedDropout
 from pliant.methods.fednova import FedNova
+from pliant.methods.fedper import FedPer
 from pliant.methods.fedprox import FedProx
 from pliant.methods.fedrolex import FedRolex
 from pliant.methods.fjord import Fjord
@@ -40,6 +42,8 @@ RoundMethod = (
     | Progressive
     | ElasticBatch
     | SmallNetwork
+    | FedPer
+    | Ditto
 )
 
 

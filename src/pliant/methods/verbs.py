@@ -99,6 +99,14 @@ class HasDeviceState(Protocol):
 
 
 @runtime_checkable
+class Personalises(Protocol):
+    """By default a device's own network is the one it has just trained."""
+
+    def personalise(self, params: Params, device_state: Any) -> Params:
+        """Return a device's own network, given the shared one and what the device keeps."""
+
+
+@runtime_checkable
 class Broadcasts(Protocol):
     """By default devices are sent nothing but the network."""
 
