@@ -54,6 +54,7 @@ from pliant.methods import Elfish as Elfish
 from pliant.methods import FedAsync as FedAsync
 from pliant.methods import FedAvg as FedAvg
 from pliant.methods import FedBuff as FedBuff
+from pliant.methods import FedDf as FedDf
 from pliant.methods import FedDropout as FedDropout
 from pliant.methods import FedNova as FedNova
 from pliant.methods import FedPer as FedPer

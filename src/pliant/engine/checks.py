@@ -13,7 +13,13 @@ from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_tasks import list_batch_sizes
 from pliant.engine.worker_context import build_context
 from pliant.methods.base import LocalTraining
-from pliant.methods.verbs import Method, RunsAsynchronously, ScalesInputs, get_inner_method
+from pliant.methods.verbs import (
+    Distils,
+    Method,
+    RunsAsynchronously,
+    ScalesInputs,
+    get_inner_method,
+)
 from pliant.nn.elastic import ElasticOptions
 from pliant.nn.norm_statistics import ReestimatedStats, check_proxy_size, find_norms
 
@@ -32,6 +38,11 @@ def check_trainable(
         build_context(net, data, method, options, check=False)
     if isinstance(method, ScalesInputs):  # to sizes at which the network may not run
         build_context(net, data, method, options, check=False).check_image_sizes()
+    if isinstance(method, Distils) and not len(data.proxy):
+        raise ValueError(
+            f"Expected proxy images for {type(method).__name__} to train on, got none; set "
+            "`data.proxy`, or `server.proxy` if devices bring their own data"
+        )
     _check_lone_samples(net, data, method.local)
     if isinstance(evaluation.statistics, ReestimatedStats) and find_norms(net):
         check_proxy_size(len(data.proxy))

@@ -26,9 +26,10 @@ from pliant.engine.worker_context import WorkerContext
 from pliant.methods.aggregation import CoverageState, build_trained_subnet
 from pliant.methods.base import Update
 from pliant.methods.validation import ValidationPolicy
-from pliant.methods.verbs import DependsOnFleet, Personalises
+from pliant.methods.verbs import DependsOnFleet, Distils, Personalises
 from pliant.nn.growth import silence_filters
 from pliant.params import Params, digest
+from pliant.rng import rng_stream
 from pliant.value import Count, Positive, Value
 
 MAX_EMPTY_ROUNDS = 3  # in a row, before a warning
@@ -195,6 +196,12 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     server_state = result.server_state
     if server_state is None:
         server_state = context.merge(run.state.server_state, result.updates)
+    if isinstance(context.method, Distils) and result.updates:
+        rng = rng_stream(run.settings.seed, "distil", number)
+        params = context.method.distil(
+            context.net, old_params, server_state.params, result.updates, context.data.proxy, rng
+        )
+        server_state = replace(server_state, params=params)
     device_states = run.state.device_states | result.device_states
     residuals = run.state.residuals | result.residuals
     history = run.state.history

@@ -12,6 +12,7 @@ from pliant.methods.fedasync import FedAsync as FedAsync
 from pliant.methods.fedavg import FedAvg as FedAvg
 from pliant.methods.fedbuff import FedBuff as FedBuff
 from pliant.methods.fedbuff import RoundMethod as RoundMethod
+from pliant.methods.feddf import FedDf as FedDf
 from pliant.methods.feddropout import FedDropout as FedDropout
 from pliant.methods.fednova import FedNova as FedNova
 from pliant.methods.fedper import FedPer as FedPer
@@ -33,4 +34,4 @@ from pliant.methods.staleness import HingeStaleness as HingeStaleness
 from pliant.methods.staleness import PolynomialStaleness as PolynomialStaleness
 from pliant.methods.verbs import Method as Method
 
-AnyMethod = RoundMethod | FedAsync | FedBuff | AsoFed
+AnyMethod = RoundMethod | FedDf | FedAsync | FedBuff | AsoFed

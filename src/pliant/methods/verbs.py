@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from pliant.data import InputScale
+import numpy as np
+
+from pliant.data import ImageDataset, InputScale
 from pliant.devices import BudgetPolicy
 from pliant.devices.vector_rng import IntArray
 from pliant.methods.base import LocalTraining, Step, Task, TaskKey, TaskKeys, Update
@@ -80,6 +82,22 @@ class Merges(Protocol):
 
     def merge(self, net: Elastic, state: Any, updates: Sequence[Update]) -> Any:
         """Return the server's next state; the order of updates must not matter."""
+
+
+@runtime_checkable
+class Distils(Protocol):
+    """By default the network of a round is the merged one."""
+
+    def distil(
+        self,
+        net: Elastic,
+        before: Params,
+        merged: Params,
+        updates: Sequence[Update],
+        images: ImageDataset,
+        rng: np.random.Generator,
+    ) -> Params:
+        """Return the network after training on proxy images, given it before and after merging."""
 
 
 @runtime_checkable
