@@ -96,6 +96,7 @@ from pliant.nn.norm_statistics import RunningStats as RunningStats
 from pliant.nn.optimisers import Adam as Adam
 from pliant.nn.optimisers import Sgd as Sgd
 from pliant.nn.pareto_table import ParetoTable as ParetoTable
+from pliant.nn.pareto_table import linear_table as linear_table
 from pliant.nn.pareto_table import uniform_table as uniform_table
 from pliant.nn.subnet import Subnet as Subnet
 from pliant.nn.table_file import load_table as load_table

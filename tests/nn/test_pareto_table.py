@@ -11,8 +11,15 @@ import torch
 
 from pliant.nn.elastic import elastic
 from pliant.nn.models import densenet100, digits_cnn
-from pliant.nn.pareto_table import ParetoTable, describe_layers, resolve_table, uniform_table
+from pliant.nn.pareto_table import (
+    ParetoTable,
+    describe_layers,
+    linear_table,
+    resolve_table,
+    uniform_table,
+)
 from pliant.nn.table_file import load_table, read_provenance, save_table
+from pliant.rng import rng_stream
 from pliant.table_search.search_space import round_rates
 
 SMALL = ParetoTable("net", ((0.5,), (0.25,), (0.0,)), (0.3, 0.6, 1.0), (0.1, 0.2, 0.2))
@@ -50,6 +57,17 @@ def test_a_table_survives_a_file(tmp_path, net, rows):
     path = save_table(tmp_path / "table.safetensors", table, {"by": "hand"})
     assert load_table(path) == table
     assert read_provenance(path) == {"by": "hand"}
+
+
+def test_linear_rates_rise_with_depth_and_cost_what_they_say(net):
+    table, sites = linear_table(net, rows=4, highest_rate=0.6), len(net.sites)
+    for row, last in zip(table.rates, (0.6, 0.4, 0.2, 0.0), strict=True):
+        assert row == pytest.approx([last * (site + 1) / sites for site in range(sites)])
+    full = net.macs(net.full, training=True)
+    draws = [net.draw(table.rates[0], rng_stream(0, "draw", n)) for n in range(300)]
+    mean = sum(net.macs(subnet, training=True) for subnet in draws) / len(draws)
+    assert table.shares[0] == pytest.approx(mean / full, rel=0.05)
+    assert table.shares[-1] == 1.0
 
 
 STAGED = msgspec.structs.replace(

@@ -19,7 +19,7 @@ from pliant.nn.filter_counts import (
     count_drawn_filters,
     count_prefix_filters,
 )
-from pliant.nn.pareto_table import ParetoTable
+from pliant.nn.pareto_table import ParetoTable, linear_table
 from pliant.nn.subnet import Sampling, Subnet
 from pliant.value import Positive, Value
 
@@ -27,9 +27,10 @@ from pliant.value import Positive, Value
 class Distreal(Value, frozen=True, tag="distreal"):
     """Drop filters at rates that fit current resources; average by reported MACs.
 
-    The fields from `rates` to `merging` are ablations of Algorithms 1 and 2: equal rates for all
-    sites instead of the table, filters from one random order per round, rates chosen once at the
-    start of the round for `margin` times the speed, and other merges.
+    The fields from `rates` to `merging` are ablations of Algorithms 1 and 2: rates that are equal
+    for all sites, or rise linearly with depth, instead of the table's; filters from one random
+    order per round; rates chosen once at the start of the round for `margin` times the speed; and
+    other merges.
 
     >>> import pliant as pl
     >>> pl.Distreal(budget="paced", local=pl.LocalTraining(batch=16)).merging
@@ -42,7 +43,7 @@ class Distreal(Value, frozen=True, tag="distreal"):
     local: LocalTraining = LocalTraining()
     budget: Budget = "as-written"
     choice: Sampling = "blocks"
-    rates: Literal["table", "uniform"] = "table"
+    rates: Literal["table", "uniform", "linear"] = "table"
     filters: Literal["batch", "round"] = "batch"
     adapts: bool = True
     margin: Positive = 1.0
@@ -87,4 +88,6 @@ class Distreal(Value, frozen=True, tag="distreal"):
 
     def _make_table(self, net: Elastic) -> ParetoTable:
         table = None if self.rates == "uniform" else self.table
+        if self.rates == "linear":
+            table = linear_table(net, sampling=self.choice)
         return make_table(net, table, self.filters, self.choice)

@@ -146,13 +146,38 @@ def uniform_table(
     >>> pl.uniform_table(net, rows=3).rates
     ((0.5, 0.5), (0.25, 0.25), (0.0, 0.0))
     """
+    rates = np.linspace(highest_rate, 0.0, rows).tolist()
+    return _make_table(net, tuple((rate,) * len(net.sites) for rate in rates), sampling)
+
+
+@cache_on_net
+def linear_table(
+    net: Elastic, rows: int = 64, highest_rate: float = 0.9, sampling: Sampling = "blocks"
+) -> ParetoTable:
+    """Make a table whose rates rise linearly from site to site, as those of stochastic depth do.
+
+    The rate of site l of L is l/L times that of the last (Huang et al., "Deep networks with
+    stochastic depth", ECCV 2016).
+
+    >>> import torch
+    >>> import pliant as pl
+    >>> net = pl.elastic(pl.models.digits_cnn(), torch.zeros(1, 1, 28, 28))
+    >>> pl.linear_table(net, rows=3, highest_rate=0.8).rates
+    ((0.4, 0.8), (0.2, 0.4), (0.0, 0.0))
+    """
+    sites = len(net.sites)
+    last = np.linspace(highest_rate, 0.0, rows).tolist()
+    rates = tuple(tuple(rate * site / sites for site in range(1, sites + 1)) for rate in last)
+    return _make_table(net, rates, sampling)
+
+
+def _make_table(
+    net: Elastic, rates: tuple[tuple[float, ...], ...], sampling: Sampling
+) -> ParetoTable:
     full = net.macs(0.0, training=True)
-    rates = [float(rate) for rate in np.linspace(highest_rate, 0.0, rows)]
-    shares = tuple(net.macs(rate, training=True, sampling=sampling) / full for rate in rates)
-    vectors = tuple((rate,) * len(net.sites) for rate in rates)
-    return ParetoTable(
-        net.fingerprint, vectors, shares, layers=describe_layers(net), full_macs=full
-    )
+    shares = tuple(net.macs(row, training=True, sampling=sampling) / full for row in rates)
+    layers = describe_layers(net)
+    return ParetoTable(net.fingerprint, rates, shares, layers=layers, full_macs=full)
 
 
 def resolve_table(
