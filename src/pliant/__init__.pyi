@@ -65,6 +65,7 @@ from pliant.methods import HeteroFl as HeteroFl
 from pliant.methods import HingeStaleness as HingeStaleness
 from pliant.methods import LocalTraining as LocalTraining
 from pliant.methods import LrSchedule as LrSchedule
+from pliant.methods import MultiHead as MultiHead
 from pliant.methods import PolynomialStaleness as PolynomialStaleness
 from pliant.methods import Progressive as Progressive
 from pliant.methods import Scaffold as Scaffold

@@ -19,7 +19,7 @@ from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import read_records
 from pliant.engine.simulate import simulate
-from pliant.methods import Ditto, FedAvg, FedPer, LocalTraining
+from pliant.methods import Ditto, FedAvg, FedPer, LocalTraining, MultiHead
 from pliant.methods.ditto import PersonalNetwork
 from pliant.methods.fedper import PersonalLayers
 from pliant.nn.elastic import elastic
@@ -46,6 +46,12 @@ def make_cnn():
     return nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4)
     )
+
+
+def make_deep_cnn():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(32, 4))
 
 
 def run(method, rounds=3, folder=None, data=None):
@@ -118,9 +124,7 @@ def test_fedper_shares_all_but_the_last_layer():
 
 
 def test_fedper_refuses_unknown_layers():
-    with pytest.raises(
-        ValueError, match=r"layers of the network in `personal` \(0, 1, 2\), got fc"
-    ):
+    with pytest.raises(ValueError, match=r"Expected names of layers \(0, 1, 2\), got fc"):
         make_update(
             FedPer(PLAIN, personal=("fc",)),
             make_net(),
@@ -130,7 +134,41 @@ def test_fedper_refuses_unknown_layers():
         )
 
 
-@pytest.mark.parametrize("method", [FedPer(LOCAL), Ditto(LOCAL)])
+def test_one_head_of_full_width_is_fedper():
+    one = MultiHead(("3", "5"), LOCAL, widths=(1.0,))
+    alike = FedPer(LOCAL, personal=("3", "5"))
+    assert [r.personal for r in run(one)] == [r.personal for r in run(alike)]
+
+
+def test_a_slow_device_trains_a_narrow_part_of_its_own_head():
+    net = elastic(make_deep_cnn(), torch.zeros(1, 1, 6, 6))
+    method = MultiHead(("2", "5"), LOCAL, widths=(0.5, 1.0))
+    state = make_state(net, method)
+    batch = (torch.rand(4, 1, 6, 6), torch.arange(4))
+    narrow = make_update(method, net, state, 0, [batch], row=0)
+    layers = narrow.device_state.layers
+    changed = (layers["2.weight"] != state.params["2.weight"]).flatten(1).any(1)
+    assert changed[:4].any()
+    assert not changed[4:].any()
+    assert all(not narrow.delta[name].any() for name in layers)
+    assert narrow.delta["0.weight"].any()
+    subnet = narrow.subnet_steps[0][0]
+    assert subnet.counts == (4, 4)
+    shares = method.make_budget_policy(net).rows.shares
+    assert shares == (net.macs(subnet, training=True) / net.macs(net.full, training=True), 1.0)
+
+
+def test_a_head_must_have_layers_to_narrow():
+    net = elastic(make_cnn(), torch.zeros(1, 1, 6, 6))
+    with pytest.raises(ValueError, match="can be narrowed in `head`, found none in 5"):
+        MultiHead(("5",), LOCAL).make_budget_policy(net)
+    with pytest.raises(ValueError, match="at least one layer in `head`"):
+        MultiHead((), LOCAL)
+
+
+@pytest.mark.parametrize(
+    "method", [FedPer(LOCAL), Ditto(LOCAL), MultiHead(("3", "5"), LOCAL, widths=(1.0,))]
+)
 def test_each_device_is_scored_with_its_own_network(method, tmp_path):
     data = make_data()
     records = run(method, data=data, folder=tmp_path / "run")

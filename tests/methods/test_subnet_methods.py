@@ -18,6 +18,7 @@ from pliant.methods.aggregation import build_trained_subnet
 from pliant.methods.base import TaskKey, Update
 from pliant.methods.elfish import ElfishState
 from pliant.nn.elastic import elastic
+from pliant.nn.models import digits_cnn
 from pliant.nn.pareto_table import ParetoTable
 from pliant.params import get_params
 
@@ -319,3 +320,12 @@ def test_coherent_weights_a_coordinate_by_its_steps(filters):
     state = method.merge(net, make_state(net, method), updates)
     torch.testing.assert_close(get_weights(state), [-0.5, 2 / 1.5])
     assert build_trained_subnet(net, state) is None
+
+
+def test_modules_are_equal_parts_of_every_site():
+    net = elastic(digits_cnn(), torch.zeros(1, 1, 28, 28))  # sites of 12 and 24 filters
+    filters = HeteroFl(modules=4).max_filters(net)
+    assert filters.tolist() == [[3, 6], [6, 12], [9, 18], [12, 24]]
+    assert HeteroFl(modules=1).max_filters(net).tolist() == [[12, 24]]
+    with pytest.raises(ValueError, match="Expected `fine` or `modules`, got both"):
+        HeteroFl(fine=True, modules=4)

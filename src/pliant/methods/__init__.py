@@ -20,6 +20,7 @@ from pliant.methods.fedprox import FedProx as FedProx
 from pliant.methods.fedrolex import FedRolex as FedRolex
 from pliant.methods.fjord import Fjord as Fjord
 from pliant.methods.heterofl import HeteroFl as HeteroFl
+from pliant.methods.multihead import MultiHead as MultiHead
 from pliant.methods.progressive import Progressive as Progressive
 from pliant.methods.progressive import Stage as Stage
 from pliant.methods.scaffold import Scaffold as Scaffold

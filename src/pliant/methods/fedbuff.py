@@ -19,6 +19,7 @@ from pliant.methods.fedprox import FedProx
 from pliant.methods.fedrolex import FedRolex
 from pliant.methods.fjord import Fjord
 from pliant.methods.heterofl import HeteroFl
+from pliant.methods.multihead import MultiHead
 from pliant.methods.progressive import Progressive
 from pliant.methods.scaffold import Scaffold
 from pliant.methods.small_network import SmallNetwork
@@ -44,6 +45,7 @@ RoundMethod = (
     | SmallNetwork
     | FedPer
     | Ditto
+    | MultiHead
 )
 
 

@@ -13,6 +13,7 @@ from pliant.methods.aggregation import Updates, Weighting
 from pliant.methods.base import LocalTraining, ServerState, Step, Task, Update, train_locally
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic, cache_on_net
+from pliant.nn.optimisers import Optimiser
 from pliant.params import Params
 from pliant.value import Value
 
@@ -47,13 +48,7 @@ class FedPer(Value, frozen=True, tag="fedper"):
         return PersonalLayers()
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        kept = task.device_state.layers
-        own = replace(task, params=task.params | kept)
-        update = train_locally(net, own, steps, self.local.optimiser)
-        names = _list_personal(net, self.personal)
-        layers = {name: own.params[name] + update.delta[name] for name in names}
-        unchanged = {name: torch.zeros_like(tensor) for name, tensor in layers.items()}
-        return replace(update, delta=update.delta | unchanged, device_state=PersonalLayers(layers))
+        return train_personal(net, task, steps, self.local.optimiser, self.personal)
 
     def personalise(self, params: Params, device_state: PersonalLayers) -> Params:
         return params | device_state.layers
@@ -62,13 +57,29 @@ class FedPer(Value, frozen=True, tag="fedper"):
         return merge_average(self.server, net, state, updates, self.weighting)
 
 
+def train_personal(
+    net: Elastic,
+    task: Task,
+    steps: Iterable[Step],
+    optimiser: Optimiser,
+    personal: tuple[str, ...],
+) -> Update:
+    """Train the network with the device's own layers, and keep these out of the delta."""
+    own = replace(task, params=task.params | task.device_state.layers)
+    update = train_locally(net, own, steps, optimiser)
+    names = list_personal(net, personal)
+    layers = {name: own.params[name] + update.delta[name] for name in names}
+    unchanged = {name: torch.zeros_like(tensor) for name, tensor in layers.items()}
+    return replace(update, delta=update.delta | unchanged, device_state=PersonalLayers(layers))
+
+
 @cache_on_net
-def _list_personal(net: Elastic, layers: tuple[str, ...]) -> tuple[str, ...]:
+def list_personal(net: Elastic, layers: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of all tensors in these layers, or in the last one."""
     tensors = [*dict(net.module.named_parameters()), *dict(net.module.named_buffers())]
     layers = layers or (net.program.layer_costs[-1].layer.rpartition(".")[0],)
     for layer in layers:
         if not any(name.startswith(f"{layer}.") for name in tensors):
             known = ", ".join(name for name, _ in net.module.named_children())
-            raise ValueError(f"Expected layers of the network in `personal` ({known}), got {layer}")
+            raise ValueError(f"Expected names of layers ({known}), got {layer}")
     return tuple(n for n in tensors if any(n.startswith(f"{layer}.") for layer in layers))

@@ -41,13 +41,14 @@ from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.nn.trainer import LossFn
 from pliant.params import Params
-from pliant.value import Count, Positive, Value
+from pliant.value import Count, Natural, Positive, Value
 
 
 class HeteroFl(Value, frozen=True, tag="heterofl"):
     """Train the first filters of every site; average each coordinate over the devices that hold it.
 
-    Widths are s^0, s^1, … for `levels` levels, or with `fine` any from the smallest of them to 1.
+    Widths are s^0, s^1, … for `levels` levels, or with `fine` any from the smallest of them to 1;
+    with `modules`, they are multiples of 1/modules.
 
     >>> import pliant as pl
     >>> method = pl.HeteroFl(s=0.5, levels=3)
@@ -61,11 +62,17 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
     s: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.7
     levels: Count = 5
     fine: bool = False
+    modules: Natural = 0  # equal parts of every site; if not 0, widths are 1 to all of them
     margin: Positive = 1.0
     scaled: bool = True  # the paper's scaler; no effect before a batch norm
     masked: bool = False  # do not train classes that a device lacks (for non-iid data)
     weighting: Weighting = "equal"
     server: AnyServerOptimiser = ServerSgd()
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if self.fine and self.modules:
+            raise ValueError("Expected `fine` or `modules`, got both - at `$.modules` of HeteroFl")
 
     @property
     def needs_classes(self) -> bool:
@@ -110,7 +117,10 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
         return track_coverage(merged, stream.seen)
 
     def _make_table(self, net: Elastic) -> ParetoTable:
-        widths = tuple(self.s**level for level in range(self.levels))
+        if self.modules:
+            widths = tuple(number / self.modules for number in range(1, self.modules + 1))
+        else:
+            widths = tuple(self.s**level for level in range(self.levels))
         return make_width_table(net, make_fine_widths(widths[-1]) if self.fine else widths)
 
 
