@@ -45,6 +45,7 @@ from pliant.engine.simulate import simulate as simulate
 from pliant.engine.split_loop import estimate_split_cost as estimate_split_cost
 from pliant.engine.split_loop import simulate_split as simulate_split
 from pliant.methods import AsoFed as AsoFed
+from pliant.methods import CoCoFl as CoCoFl
 from pliant.methods import Coherent as Coherent
 from pliant.methods import ConstantStaleness as ConstantStaleness
 from pliant.methods import Distreal as Distreal

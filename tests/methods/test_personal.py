@@ -162,8 +162,15 @@ def test_a_head_must_have_layers_to_narrow():
     net = elastic(make_cnn(), torch.zeros(1, 1, 6, 6))
     with pytest.raises(ValueError, match="can be narrowed in `head`, found none in 5"):
         MultiHead(("5",), LOCAL).make_budget_policy(net)
-    with pytest.raises(ValueError, match="at least one layer in `head`"):
-        MultiHead((), LOCAL)
+    with pytest.raises(ValueError, match="at least one width"):
+        MultiHead(("5",), LOCAL, widths=())
+
+
+def test_by_default_a_head_begins_at_the_last_site():
+    net = elastic(make_deep_cnn(), torch.zeros(1, 1, 6, 6))
+    batch = (torch.rand(4, 1, 6, 6), torch.arange(4))
+    update = make_update(MultiHead(), net, make_state(net, MultiHead()), 0, [batch])
+    assert set(update.device_state.layers) == {"2.weight", "2.bias", "5.weight", "5.bias"}
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,8 @@ def make_update(
     steps = []
     for number, ((x, y), row) in enumerate(zip(batches, rows, strict=bool(batches))):
         subnet = context.select_subnet(row, key, number)
-        steps.append(Step(x, y, subnet, len(y) * net.macs(subnet, training=True)))
+        macs = len(y) * net.macs(subnet, training=True)
+        steps.append(Step(x, y, subnet, macs, row=row))
     return context.train(task, steps)
 
 

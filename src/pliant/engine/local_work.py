@@ -107,7 +107,7 @@ def iter_steps(
         row, macs = choice
         scale = context.scale_inputs(row)
         x, y = scale.apply(*next(batches))
-        yield Step(x, y, context.select_subnet(row, key, number), macs, scale)
+        yield Step(x, y, context.select_subnet(row, key, number), macs, scale, row)
         number += 1
 
 

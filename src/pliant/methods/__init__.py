@@ -3,6 +3,7 @@
 from pliant.methods.asofed import AsoFed as AsoFed
 from pliant.methods.base import LocalTraining as LocalTraining
 from pliant.methods.base import LrSchedule as LrSchedule
+from pliant.methods.cocofl import CoCoFl as CoCoFl
 from pliant.methods.coherent import Coherent as Coherent
 from pliant.methods.distreal import Distreal as Distreal
 from pliant.methods.ditto import Ditto as Ditto

@@ -124,6 +124,7 @@ class Step:
     subnet: Subnet
     macs: float  # expected, as the device reports it
     scale: InputScale = AS_IS  # of the mini-batch, already applied
+    row: int = 0  # that the device chose
 
 
 SubnetSteps = tuple[tuple[Subnet, int], ...]  # subnets and their numbers of steps

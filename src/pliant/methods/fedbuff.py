@@ -6,6 +6,7 @@ Nguyen et al., "Federated learning with buffered asynchronous aggregation", AIST
 from dataclasses import replace
 
 from pliant.methods.base import LocalTraining, Update
+from pliant.methods.cocofl import CoCoFl
 from pliant.methods.coherent import Coherent
 from pliant.methods.distreal import Distreal
 from pliant.methods.ditto import Ditto
@@ -46,6 +47,7 @@ RoundMethod = (
     | FedPer
     | Ditto
     | MultiHead
+    | CoCoFl
 )
 
 

@@ -25,8 +25,9 @@ from pliant.value import Positive, Value
 class MultiHead(Value, frozen=True, tag="multihead"):
     """Average the shared layers; a device trains its own head at the largest width that fits.
 
-    `head` has the names of the layers or modules of the head. Heads are never averaged: a device
-    keeps its own, and trains more or less of it as its speed at the start of a round allows.
+    `head` has the names of the layers or modules of the head, by default all from the last site on.
+    Heads are never averaged: a device keeps its own, and trains more or less of it as its speed at
+    the start of a round allows.
 
     >>> import pliant as pl
     >>> pl.MultiHead(head=("features.3", "classifier")).widths
@@ -35,7 +36,7 @@ class MultiHead(Value, frozen=True, tag="multihead"):
 
     merges_stream: ClassVar[bool] = True
 
-    head: tuple[str, ...]
+    head: tuple[str, ...] = ()
     local: LocalTraining = LocalTraining()
     widths: tuple[Width, ...] = (0.25, 0.5, 1.0)
     margin: Positive = 1.0
@@ -44,8 +45,8 @@ class MultiHead(Value, frozen=True, tag="multihead"):
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
-        if not self.head or not self.widths:
-            raise ValueError("Expected at least one layer in `head` and one width, got none")
+        if not self.widths:
+            raise ValueError("Expected at least one width, got none - at `$.widths` of MultiHead")
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         return PerRound(CostRows(self._make_table(net).shares), self.margin)
@@ -63,7 +64,7 @@ class MultiHead(Value, frozen=True, tag="multihead"):
         return PersonalLayers()
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
-        return train_personal(net, task, steps, self.local.optimiser, self.head)
+        return train_personal(net, task, steps, self.local.optimiser, _find_head(net, self.head))
 
     def personalise(self, params: Params, device_state: PersonalLayers) -> Params:
         return params | device_state.layers
@@ -72,7 +73,15 @@ class MultiHead(Value, frozen=True, tag="multihead"):
         return merge_average(self.server, net, state, updates, self.weighting)
 
     def _make_table(self, net: Elastic) -> ParetoTable:
-        return _make_head_table(net, self.head, self.widths)
+        return _make_head_table(net, _find_head(net, self.head), self.widths)
+
+
+@cache_on_net
+def _find_head(net: Elastic, head: tuple[str, ...]) -> tuple[str, ...]:
+    if head or not net.sites:
+        return head
+    layers = list(dict.fromkeys(n.rpartition(".")[0] for n, _ in net.module.named_parameters()))
+    return tuple(layers[layers.index(net.sites[-1].layers[0]) :])
 
 
 @cache_on_net

@@ -74,6 +74,7 @@ class SubnetTrainer:
             for _ in range(optimiser.num_state_tensors)
         ]
         self._unused_leaves: list[int] = []
+        self._frozen: frozenset[str] = frozenset()
         self._subnet: Subnet | None = None
         self._net = elastic  # at the current size
         self._slices: list[BufferSlice] = []
@@ -93,6 +94,15 @@ class SubnetTrainer:
         if subnet is not self._subnet:
             self._load_subnet(subnet, bound.channel_index)
         self._net, self._bound = net, bound
+
+    def freeze(self, names: frozenset[str]) -> None:
+        """Leave these parameters as they are from now on, and save what their gradients cost."""
+        self._frozen = names
+        self._mark_leaves()
+
+    def _mark_leaves(self) -> None:
+        for name, leaf in zip(self._param_layout.names, self._leaves, strict=True):
+            leaf.requires_grad_(name not in self._frozen)
 
     def _load_subnet(self, subnet: Subnet, channel_index: ChannelIndex) -> None:
         """Write the working set back, and copy the subnet into it."""
@@ -131,8 +141,7 @@ class SubnetTrainer:
             **dict(zip(self._param_layout.names, self._leaves, strict=True)),
             **dict(zip(self._buffer_layout.names, statistics, strict=True)),
         }
-        for leaf in self._leaves:
-            leaf.requires_grad_()
+        self._mark_leaves()
 
     def step(
         self,
@@ -156,9 +165,16 @@ class SubnetTrainer:
         """Return the loss of one mini-batch and its flat gradients."""
         args = inputs if isinstance(inputs, tuple) else (inputs,)
         loss_value = loss(self.elastic.run(self._subnet_params, self._bound, *args))
-        grads = torch.autograd.grad(loss_value, self._leaves, allow_unused=True)
+        grads = self._differentiate(loss_value)
         self._unused_leaves = [index for index, grad in enumerate(grads) if grad is None]
         return loss_value.detach(), self._flatten_grads(grads)
+
+    def _differentiate(self, loss: Tensor) -> tuple[Tensor | None, ...]:
+        if not self._frozen:
+            return torch.autograd.grad(loss, self._leaves, allow_unused=True)
+        trained = [leaf for leaf in self._leaves if leaf.requires_grad]
+        grads = iter(torch.autograd.grad(loss, trained, allow_unused=True))
+        return tuple(next(grads) if leaf.requires_grad else None for leaf in self._leaves)
 
     @torch.no_grad()
     def apply_gradients(self, grads: list[Tensor], *, lr: float | None = None) -> None:
