@@ -20,7 +20,7 @@ from pliant.engine.local_work import Job, make_task
 from pliant.engine.manifests import ManifestBuilder
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import read_records
-from pliant.methods import AnyMethod, FedAvg
+from pliant.methods import AnyMethod, FedAvg, FedDf
 from pliant.methods.base import LocalTraining, TaskKey, Update
 from pliant.methods.scaffold import ScaffoldDeviceState
 from pliant.methods.state import flatten_state
@@ -64,6 +64,8 @@ def make_data():
 def make_method(cls):
     """Make a method with default settings, except for small batches."""
     method = cls()
+    if cls is FedDf:
+        return FedDf(make_method(type(method.inner)), steps=2)
     return msgspec.structs.replace(
         method, local=msgspec.structs.replace(method.local, batch=8, epochs=1)
     )
