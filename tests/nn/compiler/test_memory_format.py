@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from pliant.nn.compiler.program import BoundProgram, Env
 from pliant.nn.elastic import elastic
@@ -44,3 +45,20 @@ def test_the_gradient_of_a_strided_shortcut_is_channels_last() -> None:
     assert out.shape == (4, 8, 5, 5)
     out.sum().backward()
     assert formats == [True]
+
+
+def test_only_narrow_layers_of_one_pixel_are_matrix_products() -> None:
+    net = nn.Sequential(nn.Conv2d(2, 5, 3, padding=1), nn.Conv2d(5, 6, 1, bias=False))
+    elastic_net, images = elastic(net, torch.randn(2, 2, 8, 8)), torch.randn(4, 2, 8, 8)
+    pixels, stem = 4 * 64, 2 * 9
+    for subnet, filters in ((elastic_net.full, 5), (elastic_net.select_prefix(0.4), 3)):
+        params = elastic_net.take(get_params(net), subnet)
+        with FlopCounterMode(display=False) as counter:
+            elastic_net.run(params, subnet, images)
+        macs = {
+            str(key): n // 2 // pixels for key, n in counter.get_flop_counts()["Global"].items()
+        }
+        if subnet is elastic_net.full:
+            assert macs == {"aten.convolution": filters * (stem + 6)}
+        else:
+            assert macs == {"aten.convolution": filters * stem, "aten.mm": filters * 6}

@@ -15,7 +15,7 @@ from pliant.nn.compiler import channels, fast_lrn
 from pliant.nn.compiler.builder import Builder, RunFn, broadcast_shape
 from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans, SiteFilter
 from pliant.nn.compiler.layer_weights import WeightRead
-from pliant.nn.compiler.program import BoundProgram, ChannelIndex, Env, LayerCost
+from pliant.nn.compiler.program import BoundProgram, ChannelIndex, Env, LayerCost, Shape
 from pliant.nn.compiler.trace import BATCH
 
 # of the value, its weight and its bias
@@ -53,7 +53,8 @@ def lower_layer(builder: Builder, node: fx.Node, layer: Layer) -> bool:
     else:
         slot = builder.slot(source)
     spans = layout.spans if layout else (ChannelSpan(inputs),)
-    kernel = builder.shape(layer.weight)[2:]
+    full_shape = builder.shape(layer.weight)
+    kernel = full_shape[2:]
     # all positions, as one sample may have several rows (frames, crops) in the batch dimension
     unit_macs = prod(kernel) * (value.numel() // outputs // BATCH)
     factors: int | None = None
@@ -78,14 +79,14 @@ def lower_layer(builder: Builder, node: fx.Node, layer: Layer) -> bool:
     builder.program.weight_reads.append(
         WeightRead(layer.weight, factors, source.meta["value"].numel() / BATCH / inputs)
     )
-    run = _make_layer(layer, slot, len(builder.program.weight_reads) - 1, kernel)
+    run = _make_layer(layer, slot, len(builder.program.weight_reads) - 1, full_shape)
     return builder.emit(node, run, [slot], result, layer.weight, layer.bias)
 
 
-def _make_layer(layer: Layer, slot: int, read: int, kernel: Sequence[int]) -> RunFn:
+def _make_layer(layer: Layer, slot: int, read: int, full_shape: Shape) -> RunFn:
     function, bias = layer.function, layer.bias
     options, padding, is_depthwise = layer.options, layer.explicit_padding, layer.groups > 1
-    strides = _find_pointwise_strides(kernel, options) if options else None
+    strides = _find_pointwise_strides(full_shape[2:], options) if options else None
     skip = _make_skip(strides) if strides else None
     if skip is not None:
         options = (1, 0, 1)
@@ -102,7 +103,7 @@ def _make_layer(layer: Layer, slot: int, read: int, kernel: Sequence[int]) -> Ru
             x = F.pad(x, padding[1], mode=padding[0])
         if skip is not None:
             x = skip(x)
-        if may_multiply and _is_channels_last(x) and not _is_common_shape(w):
+        if may_multiply and _is_channels_last(x) and not _is_common_shape(w, full_shape):
             return F.linear(x.permute(0, 2, 3, 1), w.flatten(1), b).permute(0, 3, 1, 2)
         return function(x, w, b, *options, x.shape[1] if is_depthwise else 1)
 
@@ -113,14 +114,14 @@ def _is_channels_last(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last)
 
 
-def _is_common_shape(weight: Tensor) -> bool:
+def _is_common_shape(weight: Tensor, full_shape: Shape) -> bool:
     """Guess whether many subnets have this shape, as full networks and those in blocks do.
 
     For each new shape oneDNN compiles a convolution, which takes longer than running it. A matrix
     product of channels-last pixels needs none, but is slower than a compiled convolution.
     """
     outputs, inputs = weight.shape[:2]
-    return outputs % 4 == 0 and inputs % 2 == 0
+    return weight.shape == full_shape or (outputs % 4 == 0 and inputs % 2 == 0)
 
 
 def _find_pointwise_strides(
