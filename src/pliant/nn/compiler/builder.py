@@ -61,6 +61,7 @@ class Builder:
         self._layouts: dict[fx.Node, Any] = {}
         self._slots: Slots = {}
         self._dense_slots: Slots = {}
+        self.fused_runs: dict[fx.Node, RunFn] = {}  # of nodes that do the work of their input too
         self._reads: list[tuple[int, ...]] = []
         self._varying_nodes: set[fx.Node] = set()  # depend on the input
         self._grad_nodes: set[fx.Node] = set()
@@ -176,7 +177,10 @@ class Builder:
         if self._is_delayed(node):
             return self.emit(node, None, slots.values(), layout, *params)
         target = find_overwritten_input(node, self.modules)
-        run = self._make_replay(node, slots) if target is None else _overwrite(target, slots)
+        if node in self.fused_runs:
+            run = self.fused_runs[node]
+        else:
+            run = self._make_replay(node, slots) if target is None else _overwrite(target, slots)
         return self.emit(node, run, slots.values(), layout, *params)
 
     def slot(self, node: fx.Node) -> int:

@@ -15,6 +15,7 @@ from pliant.nn.compiler import channels, fast_lrn
 from pliant.nn.compiler.builder import Builder, RunFn, broadcast_shape
 from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans, SiteFilter
 from pliant.nn.compiler.layer_weights import WeightRead
+from pliant.nn.compiler.norm_relu import batch_norm_relu, find_fusable_relu
 from pliant.nn.compiler.program import BoundProgram, ChannelIndex, Env, LayerCost, Shape
 from pliant.nn.compiler.trace import BATCH
 
@@ -161,10 +162,11 @@ class Norm:
 
 def _prepare_norm(
     builder: Builder, node: fx.Node, norm: Norm, *, axis: int = 1, param_axis: int | None = 0
-) -> tuple[ChannelLayout | None, Callable[[NormFn], bool]]:
+) -> tuple[ChannelLayout | None, Callable[..., bool]]:
     """Record how a norm's parameters are sliced; return the layout it reads, and how to emit it.
 
-    Without a `param_axis`, the parameters do not depend on the channel.
+    Without a `param_axis`, the parameters do not depend on the channel. A norm may be emitted as a
+    part of the ReLU that reads it.
     """
     layout = builder.layout(norm.source)
     names = [norm.params[key] for key in ("weight", "bias", "running_mean", "running_var")]
@@ -180,11 +182,13 @@ def _prepare_norm(
             builder.record_slicing(name)
     weight, bias = names[:2]
 
-    def emit(compute: NormFn) -> bool:
+    def emit(compute: NormFn, relu: fx.Node | None = None) -> bool:
         def run(env: Env, bound: BoundProgram) -> Tensor:
             return compute(bound, env[slot], bound.param(weight), bound.param(bias))
 
-        return builder.emit(node, run, [slot], layout, weight, bias)
+        if relu is not None:
+            builder.fused_runs[relu] = run
+        return builder.emit(node, None if relu else run, [slot], layout, weight, bias)
 
     return layout, emit
 
@@ -200,6 +204,7 @@ def lower_batch_norm(builder: Builder, node: fx.Node, norm: Norm) -> bool:
     batches, momentum = norm.params["num_batches_tracked"], norm.arguments["momentum"]
     eps = norm.arguments["eps"]
     builder.record_slicing(batches)
+    relu = find_fusable_relu(node, builder.modules) if is_training else None
 
     def compute(bound: BoundProgram, x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
         factor, m, v = momentum, bound.param(mean), bound.param(variance)
@@ -207,9 +212,11 @@ def lower_batch_norm(builder: Builder, node: fx.Node, norm: Norm) -> bool:
             bound.params[batches].add_(1)
             if factor is None:
                 factor = 1.0 / float(bound.params[batches])
+        if relu is not None:
+            return batch_norm_relu(x, m, v, w, b, momentum=factor or 0.0, eps=eps)
         return F.batch_norm(x, m, v, w, b, is_training, factor or 0.0, eps)
 
-    return emit(compute)
+    return emit(compute, relu)
 
 
 def lower_instance_norm(builder: Builder, node: fx.Node, norm: Norm) -> bool:
