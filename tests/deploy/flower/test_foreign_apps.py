@@ -5,11 +5,12 @@ from contextlib import contextmanager
 
 import pytest
 from tests.deploy.in_process import make_experiment
-from tests.deploy.supervise.test_federation import PATIENT, find_free_port
+from tests.deploy.supervise.test_federation import find_free_port
 from tests.waiting import LIMIT, wait_until
 
 from pliant.deploy.device.host import Limits
 from pliant.deploy.security.certificates import make_keys
+from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.child_process import ChildProcess, make_process_env, run_supervisor
 from pliant.deploy.supervise.federation import open_run
 from pliant.deploy.supervise.node import DeviceSupervisor
@@ -81,15 +82,20 @@ def start_foreign_app(folder, address, security):
 
 
 def test_a_local_process_without_the_secret_runs_nothing(tmp_path):
+    """The server's own run gives up meanwhile, and says why."""
     keys, run_folder = tmp_path / "keys", tmp_path / "run"
     make_keys(keys, devices=1)
     open_run(run_folder, make_experiment(fleet={"size": 1}))
-    server = ServerSupervisor("federated", run_folder, PATIENT, port=find_free_port(), keys=keys)
+    server = ServerSupervisor(
+        "federated", run_folder, ServerSettings(patience=1.0), port=find_free_port(), keys=keys
+    )
     with run_supervisor(server):
         security = f'root-certificates = "{keys / "ca.crt"}"'
         result = start_foreign_app(tmp_path, server.address, security)
         if result.returncode == 0:  # SuperExec starts it within a second
             wait_until((tmp_path / "ran-on-server").exists, "the foreign app to run")
+        with pytest.raises(ChildProcessError, match="expected 1 or more devices online, got 0"):
+            list(server.watch())
     assert result.returncode != 0
     assert not (tmp_path / "ran-on-server").exists()
 
