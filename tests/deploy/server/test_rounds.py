@@ -1,4 +1,5 @@
 from itertools import count
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ from tests.deploy.in_process import (
     serve_rounds,
 )
 
+from pliant.deploy.device.host import Limits
 from pliant.deploy.messages import TrainReply, TrainRequest, decode_message, encode_message
 from pliant.deploy.server.replies import RawReply
 from pliant.deploy.server.rounds import NotEnoughDevices
@@ -82,6 +84,14 @@ def test_devices_compress_updates_as_the_simulation_does(tmp_path, method):
     assert records[-1].digest == compute_simulated_digest(experiment)
 
 
+CODE = Path(__file__).parents[1]
+RESNET = {"name": f"{CODE / 'small_resnet.py'}:make_network"}
+
+
+def make_resnet_devices(experiment, folder):
+    return make_devices(experiment, folder, Limits(code=str(CODE)))
+
+
 @pytest.mark.parametrize(("late", "adapts"), [("partial", True), ("discard", False)])
 def test_devices_follow_the_stages_of_the_simulation(tmp_path, late, adapts):
     method = {
@@ -90,18 +100,14 @@ def test_devices_follow_the_stages_of_the_simulation(tmp_path, late, adapts):
         "local": {"batch": 16, "epochs": 4},
         "adapts": adapts,
     }
-    network = {"name": "resnet20", "options": {"width": 4}}
     rules = {"late": late, "grace": 0.0}
-    experiment = make_experiment(method, fleet=CHANGING, network=network, rules=rules)
-    transport = InProcessTransport(make_devices(experiment, tmp_path))
+    experiment = make_experiment(method, fleet=CHANGING, network=RESNET, rules=rules)
+    transport = InProcessTransport(make_resnet_devices(experiment, tmp_path))
     records = serve_rounds(experiment, transport, tmp_path / "run", pace="simulated")
     tasks = select_tasks(records)
     assert {row for task in tasks if task.round == 0 for row in task.rows} == {0}
     assert 1 in {row for task in tasks if task.round == 1 for row in task.rows}
     assert records[-1].digest == compute_simulated_digest(experiment)
-
-
-RESNET = {"name": "resnet20", "options": {"width": 4}}
 
 
 def make_compound_table():
@@ -120,7 +126,7 @@ def make_compound_table():
 def test_devices_use_a_table_of_sides_as_the_simulation_does(tmp_path, options):
     method = options | {"local": {"batch": 16}, "table": encode(make_compound_table())}
     experiment = make_experiment(method, fleet=CHANGING, network=RESNET, rules={"grace": 0.0})
-    transport = InProcessTransport(make_devices(experiment, tmp_path))
+    transport = InProcessTransport(make_resnet_devices(experiment, tmp_path))
     records = serve_rounds(experiment, transport, tmp_path / "run", pace="simulated")
     assert len({row for task in select_tasks(records) for row in task.rows}) > 1
     assert records[-1].digest == compute_simulated_digest(experiment)
