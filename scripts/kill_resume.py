@@ -110,6 +110,8 @@ SPECS = {"asynchronous": ASYNCHRONOUS, "federated": FEDERATED, "split": SPLIT}
 KILL_POINTS = ("records", "records", "truncated", "half saved", "saved")
 WORKERS = {"inline": 'type="inline"', "processes": 'type="processes",count=2'}
 TIMEOUT = 120.0  # seconds after which a process counts as hung
+LOOK_SECONDS, SHORT_LOOK_SECONDS = 0.005, 0.0005  # half a checkpoint exists for a moment only
+POLL_SECONDS = 0.05
 
 
 class RunProcess(Protocol):
@@ -150,7 +152,7 @@ class ForkServer:
 
     def wait(self) -> int:
         while (code := self.poll()) is None:
-            time.sleep(0.002)
+            time.sleep(POLL_SECONDS)
         return code
 
     def close(self) -> None:
@@ -225,6 +227,7 @@ class ProgressWatch:
         self._has_changed = False
         self._base = 0
         self._saved = self._list_names(".ckpt")
+        self.look_seconds = SHORT_LOOK_SECONDS if kill_point == "half saved" else LOOK_SECONDS
 
     def is_due(self) -> bool:
         size = self._read_size()
@@ -257,14 +260,16 @@ class ProgressWatch:
 
 def kill_when_due(process: RunProcess, watch: ProgressWatch) -> bool:
     """Kill a process at its kill point; return False if it ended before."""
-    deadline = time.monotonic() + TIMEOUT
+    poll_at, deadline = 0.0, time.monotonic() + TIMEOUT
     while not watch.is_due():
-        if process.poll() is not None:
-            return False
+        if time.monotonic() > poll_at:
+            if process.poll() is not None:
+                return False
+            poll_at = time.monotonic() + POLL_SECONDS
         if time.monotonic() > deadline:
             os.kill(process.pid, signal.SIGKILL)
             raise SystemExit(f"a process hung for {TIMEOUT} s")
-        time.sleep(0.0005)
+        time.sleep(watch.look_seconds)
     with suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGKILL)
     return process.wait() == -signal.SIGKILL
@@ -324,7 +329,7 @@ class KillTest:
     def step(self, *, may_kill: bool) -> None:
         """Start or resume the run, until it is killed or finished."""
         rng = random.Random(f"{self.kills} {self.runs}")
-        kill_point = rng.choice(KILL_POINTS)
+        kill_point = KILL_POINTS[(self.kills + self.runs) % len(KILL_POINTS)]
         watch = ProgressWatch(self._run_folder, kill_point, rng.randint(1, 25))
         process = self._start(self._run_folder)
         if may_kill and kill_when_due(process, watch):
