@@ -108,6 +108,7 @@ from pliant.params import get_params as get_params
 from pliant.rng import rng_stream as rng_stream
 from pliant.split import AdaSplit as AdaSplit
 from pliant.split import AuxSplit as AuxSplit
+from pliant.split import OneShotSplit as OneShotSplit
 from pliant.split import Payload as Payload
 from pliant.split import SplitFed as SplitFed
 from pliant.split import VanillaSplit as VanillaSplit

@@ -3,11 +3,11 @@ import inspect
 import pytest
 import torch
 
-from pliant.split import adasplit, aux_split, splitfed, vanilla
+from pliant.split import adasplit, aux_split, one_shot, splitfed, vanilla
 from pliant.split.exchange import average_params
 
 
-@pytest.mark.parametrize("method", [adasplit, aux_split, splitfed, vanilla])
+@pytest.mark.parametrize("method", [adasplit, aux_split, one_shot, splitfed, vanilla])
 def test_methods_act_only_through_their_round_which_charges_all_that_it_does(method):
     source = inspect.getsource(method)
     assert ".clients[" not in source

@@ -132,6 +132,7 @@ class VirtualEnvironment:
         self.arrival[client] = self.uplink_free[client] + float(self.device_costs.latency[client])
 
     def serve(self, clients: Sequence[int], macs: float) -> None:
+        self.participants.update(clients)  # one whose activations are kept may be absent
         start = max(self.server_free, *(float(self.arrival[client]) for client in clients))
         self.server_free = start + (macs / self.server_speed if self.server_speed else 0.0)
         self.server_done[list(clients)] = self.server_free

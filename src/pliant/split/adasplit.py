@@ -135,7 +135,8 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
                         batch, session.server, needs_gradient=self.gradient
                     )
                 elif client in selected and split_round.has_kept(client, step):
-                    loss = split_round.train_on_kept(client, step, lr)
+                    images = session.list_images(client, split_round.number, step)
+                    loss = split_round.train_on_kept({client: images}, lr)[client]
                 if client in selected:  # a rejected message counts as a selection too
                     imputed = float(bandit.last_losses[:, client].mean())
                     losses[client] = imputed if loss is None else loss

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from pliant.params import Params, clone, flatten, group_subtrees
 from pliant.split.base import SplitTraining
-from pliant.split.client_module import make_classifier
+from pliant.split.client_module import compute_auxiliary_loss, make_classifier
 from pliant.split.exchange import SplitRound
 from pliant.split.payload import Payload
 from pliant.split.server import (
@@ -132,11 +132,6 @@ class AuxSplit(Value, frozen=True, tag="auxsplit"):
                 (gradient - targets[client]).square().sum().backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         return {**params, **{name: tensor.detach() for name, tensor in head.items()}}
-
-
-def compute_auxiliary_loss(output: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
-    """Return the cross-entropy of the auxiliary classifier."""
-    return F.cross_entropy(output[0], labels)
 
 
 def compute_activation_gradient(

@@ -57,6 +57,11 @@ def make_classifier(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(torch.Size(shape).numel(), classes))
 
 
+def compute_auxiliary_loss(output: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+    """Return the cross-entropy of the auxiliary classifier."""
+    return F.cross_entropy(output[0], labels)
+
+
 def reinitialise(net: nn.Module, seed: int, *address: str | int) -> nn.Module:
     """Return a copy with new random weights, by torch's default for each layer."""
     new = copy.deepcopy(net)

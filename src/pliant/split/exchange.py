@@ -133,20 +133,40 @@ class SplitRound:
             client, session.list_images(client, self.number, step)
         )
 
-    def train_on_kept(self, client: int, step: int, lr: float) -> float:
-        """Train the server on kept activations; return its loss."""
-        session, costs = self.session, self._charged.costs[client]
-        images = session.list_images(client, self.number, step)
-        costs.add_pass(0.0, len(images))  # an image is visited, but not computed by the client
-        costs.server += len(images) * session.server_macs
-        self._charged.serve([client], len(images) * session.server_training_macs)
+    def keep_batches(self, batches: Sequence[OpenBatch | None]) -> None:
+        """Let clients send mini-batches that the server keeps but does not train on yet."""
+        for batch in batches:
+            if batch is None:
+                continue
+            client = self.session.clients[batch.client]
+            message = client.forward()
+            if message is not None:  # else the client has left
+                self._receive(batch, message)
+                client.skip()
+
+    def train_on_kept(
+        self, images: Mapping[int, Tensor], lr: float, server: ServerPart | None = None
+    ) -> dict[int, float]:
+        """Train the server once on kept activations of clients' images; return losses by client."""
+        session, server = self.session, server or self.session.server
+        for client, indices in images.items():
+            costs = self._charged.costs[client]
+            costs.add_pass(0.0, len(indices))  # visited, but not computed by the client
+            costs.server += len(indices) * session.server_macs
+        samples = sum(map(len, images.values()))
+        self._charged.serve(list(images), samples * session.server_training_macs)
         if session.is_dry:
-            return 1.0
+            return dict.fromkeys(images, 1.0)
         assert session.kept is not None
-        batch = session.kept.get(client, images)
-        loss, _ = session.server.step(client, *batch, lr, needs_gradient=False)
-        costs.losses.append(loss)
-        return loss
+        batches = {client: session.kept.get(client, rows) for client, rows in images.items()}
+        if len(batches) == 1:
+            [(client, batch)] = batches.items()
+            results = {client: server.step(client, *batch, lr, needs_gradient=False)}
+        else:
+            results = server.step_joined(batches, lr, needs_gradient=False)
+        for client, (loss, _) in results.items():
+            self._charged.costs[client].losses.append(loss)
+        return {client: loss for client, (loss, _) in results.items()}
 
     def _receive(self, batch: OpenBatch, message: object) -> ReceivedBatch | None:
         """Charge a message and return what it holds; None if it is rejected."""

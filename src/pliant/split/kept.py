@@ -54,6 +54,15 @@ class KeptActivations:
         kept, rows = self._get_state()[_get_name(client)], self._locate(client, images)
         return kept["activations"][rows], kept["labels"][rows]
 
+    def list_images(self) -> dict[int, Tensor]:
+        """Return the indices of all images whose activations are kept, by client."""
+        images = {}
+        for client, share in enumerate(self._data.shares):
+            kept = self._get_state().get(_get_name(client))
+            if kept is not None:
+                images[client] = torch.from_numpy(np.asarray(share))[kept["is_kept"].bool()]
+        return images
+
     def clear(self) -> None:
         for client in range(len(self._data)):
             self._get_state().pop(_get_name(client), None)

@@ -84,10 +84,13 @@ class SharedServer(TrainablePart):
 
 
 class ServerCopies:
-    """One copy of the part per client, each with its own optimiser state."""
+    """One copy of the part per client, each with its own optimiser state.
 
-    def __init__(self, common: SharedServer) -> None:
-        self.common = common  # what all copies start a round from
+    A client is evaluated with the common part or, if copies are personal, with its own.
+    """
+
+    def __init__(self, common: SharedServer, *, is_personal: bool = False) -> None:
+        self.common, self.is_personal = common, is_personal  # common: what all copies start from
         self.copies: dict[int, SharedServer] = {}
 
     def get_copy(self, client: int) -> SharedServer:
@@ -117,7 +120,8 @@ class ServerCopies:
             part.load_params(params)
 
     def effective_params(self, client: int, threshold: float = 0.0) -> Params:
-        return self.common.params
+        part = self.copies.get(client, self.common) if self.is_personal else self.common
+        return part.params
 
     def state_dict(self) -> Params:
         copies = {f"copy{client}": copy.state_dict() for client, copy in self.copies.items()}

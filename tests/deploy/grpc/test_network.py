@@ -35,6 +35,7 @@ METHODS = {
     "adasplit": {"kappa": 0.5},
     "relay": {"type": "adasplit", "kappa": 0.5, "relay": True, "gradient": True},
     "auxsplit": {"every": 2, "align": 1},
+    "oneshot": {"local_share": 0.5, "personal_share": 0.0},
     "joined": {"type": "split", "joined": True},
     "once": {"type": "adasplit", "objective": "none", "kappa": 0.0, "send_once": 10**9},
     "hybrid": {"type": "adasplit", "kappa": 0.0, "elastic": True, "beta": 1e-4},
@@ -61,7 +62,7 @@ def test_only_selected_devices_train(pace, keys, tmp_path):
     assert verify_records(records) == 2
 
 
-@pytest.mark.parametrize("name", ["splitfed", "adasplit", "auxsplit"])
+@pytest.mark.parametrize("name", ["splitfed", "adasplit", "auxsplit", "oneshot"])
 def test_measured_pace_has_the_weights_and_costs_of_the_simulation(name, keys, tmp_path):
     experiment = make_experiment(tmp_path, name, fields=METHODS[name])
     records = run_with_devices(experiment, tmp_path, keys, pace="measured")

@@ -82,7 +82,8 @@ class WallClockEnvironment:
     # Links and the server take the time that they take. A late device is waited for when its
     # message is needed.
 
-    def serve(self, clients: Sequence[int], macs: float) -> None: ...
+    def serve(self, clients: Sequence[int], macs: float) -> None:
+        self._participants.update(clients)  # one whose activations are kept may be absent
 
     def download(self, client: int, size: int) -> None: ...
 

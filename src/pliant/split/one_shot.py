@@ -1,0 +1,129 @@
+"""One-shot split learning: clients send their activations once, and the server trains on them.
+
+Ampere, arXiv 2507.07130: clients train their parts by an auxiliary loss and average them; then the
+server trains on the pooled, shuffled activations of all clients. pliant adds a third phase, in
+which the server trains one copy of its part per client on that client's activations.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pliant.rng import rng_stream
+from pliant.split.base import SplitTraining
+from pliant.split.client_module import compute_auxiliary_loss, make_classifier
+from pliant.split.exchange import SplitRound
+from pliant.split.payload import Payload
+from pliant.split.server import ServerCopies
+from pliant.split.session import Session
+from pliant.value import Count, Fraction, Value
+
+
+class OneShotSplit(Value, frozen=True, tag="oneshot"):
+    """A local phase, one transfer of activations, then phases in which only the server works.
+
+    Ampere has `personal_share=0`.
+
+    >>> import pliant as pl
+    >>> pl.OneShotSplit(local_share=0.0).payload.dtype
+    'int8'
+    """
+
+    threshold: ClassVar[float] = 0.0
+
+    cut: str = "stage1"  # the last layer of the client's part
+    local: SplitTraining = SplitTraining()
+    payload: Payload = Payload(dtype="int8")
+    local_share: Fraction = 0.1  # of the rounds: clients train, nothing else is sent
+    personal_share: Fraction = 0.3  # of the rounds, at the end: one server copy per client
+    federate: bool = True  # average the clients' parts after every local round
+    passes: Count = 4  # of the server over all activations in each of its rounds
+    send_once: Count = 10**9  # bytes of activations that the server may keep
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if self.local_share + self.personal_share > 1:
+            raise ValueError(
+                "Expected local_share and personal_share of at most 1 together, got "
+                f"{self.local_share:g} and {self.personal_share:g}"
+            )
+        if self.local.augment is not None:
+            raise ValueError(
+                "Expected no local.augment with activations that are sent once: augmented images "
+                "differ at every visit"
+            )
+
+    def make_head(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return make_classifier(shape, classes)
+
+    def set_up(self, session: Session) -> ServerCopies:
+        session.make_clients(
+            (lambda _: session.template) if self.federate else session.make_client_module,
+            compute_auxiliary_loss,
+        )
+        session.keep_activations(self.send_once)
+        return ServerCopies(session.make_server(), is_personal=True)
+
+    def train(self, split_round: SplitRound) -> None:
+        number, rounds = split_round.number, split_round.rounds
+        lr = self.local.lr_at(number)
+        if number < int(self.local_share * rounds + 1e-9):
+            self._train_clients(split_round, lr)
+            return
+        session = split_round.session
+        server, kept = session.server, session.kept
+        assert isinstance(server, ServerCopies)
+        assert kept is not None
+        self._collect_activations(split_round, lr)
+        images = kept.list_images()
+        is_personal = number >= rounds - int(self.personal_share * rounds + 1e-9)
+        for number_of_pass in range(self.passes):
+            if is_personal:
+                for client in images:
+                    own = {client: images[client]}
+                    for batch in self._draw_batches(split_round, number_of_pass, own, client):
+                        split_round.train_on_kept(batch, lr)
+            else:
+                for batch in self._draw_batches(split_round, number_of_pass, images):
+                    split_round.train_on_kept(batch, lr, server.common)
+        if number + 1 == rounds:
+            kept.clear()
+
+    def _train_clients(self, split_round: SplitRound, lr: float) -> None:
+        for step in range(split_round.session.iterations):
+            batches = [
+                split_round.start_batch(client, step, lr, needs_activation=False)
+                for client in split_round.environment.available_clients()
+            ]
+            split_round.finish_batches(batches, joined=False, needs_gradient=False)
+        if self.federate:
+            split_round.average_parts()
+
+    def _collect_activations(self, split_round: SplitRound, lr: float) -> None:
+        """Let clients send what the server does not keep yet."""
+        session = split_round.session
+        for step in range(session.iterations):
+            batches = [
+                split_round.start_batch(client, step, lr, is_trained=False)
+                for client in split_round.environment.available_clients()
+                if step < session.num_batches(client) and not split_round.has_kept(client, step)
+            ]
+            split_round.keep_batches(batches)
+
+    def _draw_batches(
+        self, split_round: SplitRound, number_of_pass: int, images: dict[int, Tensor], *address: int
+    ) -> list[dict[int, Tensor]]:
+        """Shuffle the images of clients into mini-batches, each grouped by client."""
+        if not images:
+            return []
+        owners = torch.cat([torch.full((len(own),), client) for client, own in images.items()])
+        pooled = torch.cat(list(images.values()))
+        seed, number = split_round.session.seed, split_round.number
+        rng = rng_stream(seed, "pool", number, number_of_pass, *address)
+        order = torch.from_numpy(rng.permutation(len(pooled)))
+        batches = []
+        for rows in torch.split(order, self.local.batch):
+            clients = sorted(set(owners[rows].tolist()))
+            batches.append({client: pooled[rows[owners[rows] == client]] for client in clients})
+        return batches
