@@ -11,8 +11,8 @@ from pliant.devices import Fleet
 from pliant.nn.optimisers import Sgd
 from pliant.params import clone, get_params
 from pliant.split import AdaSplit, AuxSplit, SplitTraining, VanillaSplit
-from pliant.split.aux_split import compute_activation_gradient, compute_auxiliary_loss
-from pliant.split.client_module import make_classifier
+from pliant.split.aux_split import compute_activation_gradient
+from pliant.split.client_module import compute_auxiliary_loss, make_classifier
 from pliant.split.exchange import SplitRound
 from pliant.split.session import Session
 
@@ -133,6 +133,31 @@ def test_a_classifier_equal_to_the_server_is_already_aligned():
     part = session.clients[0].params
     aligned = method._align(session, part, [0, 1, 2])
     assert all(torch.equal(tensor, part[name]) for name, tensor in aligned.items())
+
+
+def test_each_sample_has_the_gradient_of_its_own_loss():
+    linear = torch.nn.Linear(1, 2, bias=False)
+    params = {"weight": torch.tensor([[1.0], [-1.0]])}
+    batch = torch.zeros(2, 1), torch.tensor([0, 1])
+    # both classes have probability 1/2, so W.T (p - y) is -1/2 - 1/2 and 1/2 + 1/2
+    assert compute_activation_gradient(linear, params, batch).tolist() == [[-1.0], [1.0]]
+
+
+def test_every_sample_weighs_the_same_in_the_alignment_whoever_sent_it():
+    method = AuxSplit(local=SGD, align=1, align_lr=1e-2, align_steps=5)
+    session = make_session(method)
+    batches = [session.load_batch(client, 0, 0) for client in (0, 1)]
+    with torch.no_grad():
+        sent = [(session.split_network.device(x), y) for x, y in batches]
+    sent[1] = sent[1][0][:2], sent[1][1][:2]
+    part = session.clients[0].params
+    aligned = []
+    for buffers in ([sent[0], sent[1]], [tuple(map(torch.cat, zip(*sent, strict=True)))]):
+        session.server.batches = dict(enumerate(buffers))
+        aligned.append(method._align(session, part, [0, 1]))
+    for name, tensor in aligned[0].items():
+        assert torch.allclose(tensor, aligned[1][name], atol=1e-5), name
+        assert torch.equal(tensor, part[name]) == (not name.startswith("head.")), name
 
 
 @pytest.mark.parametrize("federate", [True, False])
