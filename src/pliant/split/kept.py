@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -16,7 +15,7 @@ from pliant.split.server import LabelledActivations
 class KeptActivations:
     """The activations and labels of clients' training images, in a state that can be saved.
 
-    Images are named by their indices in the data.
+    A client's images are counted from 0.
     """
 
     def __init__(
@@ -26,51 +25,55 @@ class KeptActivations:
         shape: tuple[int, ...],
         limit: int,
     ) -> None:
-        size = 4 * torch.Size(shape).numel() * sum(map(len, data.shares))
-        if size > limit:
+        self._get_state, self._data, self._shape, self._limit = get_state, data, shape, limit
+        self._check_limit()
+
+    def _check_limit(self) -> None:
+        samples = sum(map(self._data.count_samples, range(len(self._data))))
+        size = 4 * torch.Size(self._shape).numel() * samples
+        if size > self._limit:
             raise ValueError(
                 f"Expected send_once of at least {size} bytes for the activations of all training "
-                f"images, got {limit}"
+                f"images, got {self._limit}"
             )
-        self._get_state, self._data, self._shape = get_state, data, shape
 
     def has_all(self, client: int, images: Tensor) -> bool:
         kept = self._get_state().get(_get_name(client))
-        return kept is not None and bool(kept["is_kept"][self._locate(client, images)].all())
+        return kept is not None and bool(kept["is_kept"][images].all())
 
     def put(self, client: int, images: Tensor, batch: LabelledActivations | None) -> None:
         """Keep a mini-batch, or in a dry run only that it was sent."""
-        samples = len(self._data.shares[client])
-        kept = self._get_state().setdefault(
-            _get_name(client), {"is_kept": torch.zeros(samples, dtype=torch.uint8)}
+        state, name, samples = (
+            self._get_state(),
+            _get_name(client),
+            self._data.count_samples(client),
         )
-        rows = self._locate(client, images)
-        kept["is_kept"][rows] = 1
+        if name not in state:
+            self._check_limit()  # devices with their own data have told how much it is by now
+            state[name] = {"is_kept": torch.zeros(samples, dtype=torch.uint8)}
+        kept = state[name]
+        kept["is_kept"][images] = 1
         if batch is not None:
-            kept.setdefault("activations", torch.zeros(samples, *self._shape))[rows] = batch[0]
-            kept.setdefault("labels", torch.zeros(samples, dtype=torch.int64))[rows] = batch[1]
+            kept.setdefault("activations", torch.zeros(samples, *self._shape))[images] = batch[0]
+            kept.setdefault("labels", torch.zeros(samples, dtype=torch.int64))[images] = batch[1]
 
     def get(self, client: int, images: Tensor) -> LabelledActivations:
-        kept, rows = self._get_state()[_get_name(client)], self._locate(client, images)
-        return kept["activations"][rows], kept["labels"][rows]
+        kept = self._get_state()[_get_name(client)]
+        return kept["activations"][images], kept["labels"][images]
 
     def list_images(self) -> dict[int, Tensor]:
-        """Return the indices of all images whose activations are kept, by client."""
-        images = {}
-        for client, share in enumerate(self._data.shares):
-            kept = self._get_state().get(_get_name(client))
-            if kept is not None:
-                images[client] = torch.from_numpy(np.asarray(share))[kept["is_kept"].bool()]
-        return images
+        """Return all images whose activations are kept, by client."""
+        state = self._get_state()
+        names = {client: _get_name(client) for client in range(len(self._data))}
+        return {
+            client: torch.nonzero(state[name]["is_kept"]).flatten()
+            for client, name in names.items()
+            if name in state
+        }
 
     def clear(self) -> None:
         for client in range(len(self._data)):
             self._get_state().pop(_get_name(client), None)
-
-    def _locate(self, client: int, images: Tensor) -> Tensor:
-        share = np.asarray(self._data.shares[client])
-        order = np.argsort(share, kind="stable")
-        return torch.from_numpy(order[np.searchsorted(share[order], images.numpy())])
 
 
 def check_repeatable(part: nn.Module) -> None:

@@ -54,6 +54,10 @@ class OneShotSplit(Value, frozen=True, tag="oneshot"):
                 "differ at every visit"
             )
 
+    @property
+    def shares_parts(self) -> bool:
+        return self.federate
+
     def make_head(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return make_classifier(shape, classes)
 

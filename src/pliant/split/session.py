@@ -93,6 +93,7 @@ class Session:
         self._client_classes: dict[int, frozenset[int]] = {}
         self.kept: KeptActivations | None = None  # by the server, if parts do not change
         self._cached_epoch = lru_cache(maxsize=4 * max(1, len(data)))(self._load_epoch)
+        self._cached_order = lru_cache(maxsize=4 * max(1, len(data)))(self._draw_order)
         self.server = method.set_up(self)
 
     @property
@@ -121,9 +122,12 @@ class Session:
         return self._cached_epoch(client, round, epoch)[index]
 
     def list_images(self, client: int, round: int, step: int) -> Tensor:
-        """Return the indices of the images in a client's mini-batch."""
+        """Return which of a client's images are in a mini-batch, counted from 0.
+
+        Unlike the images themselves, the server knows this of devices with their own data too.
+        """
         epoch, index = divmod(step, self.num_batches(client))
-        order, size = self._cached_epoch(client, round, epoch).order, self.local.batch
+        order, size = self._cached_order(client, round, epoch), self.local.batch
         return order[index * size : (index + 1) * size]
 
     def batch_size(self, client: int, step: int) -> int:
@@ -137,6 +141,11 @@ class Session:
         local, share = self.local, self.data.get_share(client)
         address = (self.seed, round, client, epoch)
         return make_batches(self.data.train, share, local.batch, *address, augment=local.augment)
+
+    def _draw_order(self, client: int, round: int, epoch: int) -> Tensor:
+        share = np.arange(self.data.count_samples(client))
+        address = (self.seed, round, client, epoch)
+        return make_batches(self.data.train, share, self.local.batch, *address).order
 
     def get_client_classes(self, client: int) -> frozenset[int]:
         """Return the classes that a client may have: its own, or all if it hides them."""

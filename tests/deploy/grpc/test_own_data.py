@@ -54,7 +54,7 @@ def make_devices(folder, **limits):
     }
 
 
-@pytest.mark.parametrize("method", ["adasplit", "splitfed", "split"])
+@pytest.mark.parametrize("method", ["adasplit", "splitfed", "split", "oneshot"])
 def test_own_data_train_the_network_of_the_simulation(tmp_path, source, method):
     server = {"holdout": str(tmp_path / "holdout.npz")}
     experiment = make_own_experiment(tmp_path, source, method, server=server)
