@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pliant.params import digest
 from pliant.rng import rng_stream
-from pliant.storage import atomic
+from pliant.storage import atomic, checkpoint
 from pliant.storage.checkpoint import (
     CorruptCheckpoint,
     from_bytes,
@@ -152,3 +152,12 @@ def test_what_a_kill_left_is_cleared_away(tmp_path):
     (tmp_path / ".00000001.ckpt.0a1b2c3d.tmp").write_bytes(b"half")
     save(tmp_path, 1, TENSORS, STATE)
     assert names(tmp_path) == ["00000001.ckpt"]
+
+
+def test_only_its_owner_reads_a_private_checkpoint(tmp_path):
+    tensors = {"x": torch.zeros(1)}
+    for folder, is_private in ((tmp_path / "private", True), (tmp_path / "shared", False)):
+        part = checkpoint.write_part(folder, "kept", tensors, is_private=is_private)
+        checkpoint.save(folder, 1, tensors, {}, {"kept": part}, is_private=is_private)
+        modes = {path.stat().st_mode & 0o077 for path in folder.rglob("*.*")}
+        assert (modes == {0}) == is_private

@@ -59,7 +59,8 @@ EVENTS_FILE = "events.jsonl"
 class RunStore:
     """The folder of a run, locked while open."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_private: bool = False) -> None:
+        self._is_private = is_private  # only their owner may read the checkpoints
         self._lock = RunLock(folder)  # before the writer, which truncates the file
         self._checkpoints = folder / CHECKPOINTS
         self._parts: dict[str, tuple[Any, str]] = {}  # what was saved and its file, by prefix
@@ -106,7 +107,14 @@ class RunStore:
             "in_flight": run_state.in_flight,
         }
         with _add_path_to_errors(self._checkpoints):
-            checkpoint.save(self._checkpoints, run_state.next_round, tensors, metadata, parts)
+            checkpoint.save(
+                self._checkpoints,
+                run_state.next_round,
+                tensors,
+                metadata,
+                parts,
+                is_private=self._is_private,
+            )
 
     def _write_parts(self, kind: str, values: Mapping[int, Any]) -> dict[str, str]:
         """Write what changed since the last checkpoint; return the files of all devices."""
@@ -116,7 +124,10 @@ class RunStore:
             last, file = self._parts.get(prefix, (None, ""))
             if last is not value:
                 tensors = value if isinstance(value, dict) else flatten_state(value)
-                file = checkpoint.write_part(self._checkpoints, f"{kind}-{device}", tensors)
+                name = f"{kind}-{device}"
+                file = checkpoint.write_part(
+                    self._checkpoints, name, tensors, is_private=self._is_private
+                )
                 self._parts[prefix] = value, file
             files[prefix] = file
         return files

@@ -137,7 +137,9 @@ def run_split(
     `make_environment` builds the environment of a round from its number, start time and selected
     clients; with `inputs`, a folder in which a run had others is refused.
     """
-    with use_one_thread(), nullcontext() if folder is None else closing(RunStore(folder)) as store:
+    # a server's state may have activations and labels
+    opened = None if folder is None else closing(RunStore(folder, is_private=True))
+    with use_one_thread(), opened or nullcontext() as store:
         if folder is not None and inputs is not None:
             check_inputs(folder, inputs, rounds_dependency=FIXED_ROUNDS)
         run_state = store.resume(SplitState, SplitClientState) if store else None

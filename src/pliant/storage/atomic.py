@@ -8,19 +8,23 @@ from secrets import token_hex
 from typing import BinaryIO
 
 
-def write_bytes(path: Path, raw: bytes) -> None:
+def write_bytes(path: Path, raw: bytes, *, is_private: bool = False) -> None:
     """Replace a file's contents; after any kill it holds either the old bytes or the new ones."""
-    with replace_file(path) as file:
+    with replace_file(path, is_private=is_private) as file:
         file.write(raw)
 
 
 @contextmanager
-def replace_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` when the block ends without an error."""
+def replace_file(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
+    """Open a temporary file that replaces `path` when the block ends without an error.
+
+    Only its owner can read a private file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{token_hex(4)}.tmp")
     try:
-        with open(temporary, "xb") as file:  # not mkstemp, whose permissions are stricter
+        mode = 0o600 if is_private else 0o666
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

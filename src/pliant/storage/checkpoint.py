@@ -70,12 +70,14 @@ def _decode_metadata(size: bytes, header: bytes) -> dict[str, str]:
     return metadata
 
 
-def write_part(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> str:
+def write_part(
+    folder: Path, name: str, tensors: Mapping[str, Tensor], *, is_private: bool = False
+) -> str:
     """Write a part, unless there is one with the same contents, and return its file's name."""
     raw = to_bytes(tensors, None)
     file = f"{name}-{_get_digest(raw)}.part"
     if not (folder / PARTS_FOLDER / file).exists():
-        atomic.write_bytes(folder / PARTS_FOLDER / file, raw)
+        atomic.write_bytes(folder / PARTS_FOLDER / file, raw, is_private=is_private)
     return file
 
 
@@ -89,15 +91,18 @@ def save(
     tensors: Mapping[str, Tensor],
     state: Any,
     parts: Parts | None = None,
+    *,
+    is_private: bool = False,
 ) -> Path:
     """Write a generation, keep the one before it, and delete all others and their parts.
 
+    A private one is for its owner only.
     Newer ones are deleted too: they belong to a run that was resumed from an older checkpoint.
     """
     for leftover in folder.glob(".*.ckpt.*.tmp"):  # of a killed process
         leftover.unlink(missing_ok=True)
     path = folder / f"{generation:08d}.ckpt"
-    atomic.write_bytes(path, to_bytes(tensors, state, parts))
+    atomic.write_bytes(path, to_bytes(tensors, state, parts), is_private=is_private)
     generations = _list_generations(folder)
     keep = [path for path in generations if int(path.stem) <= generation][:2]
     for other in generations:

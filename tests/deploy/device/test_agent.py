@@ -8,14 +8,20 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
-from tests.deploy.in_process import make_context, make_devices, make_experiment
+from tests.deploy.in_process import make_context, make_devices, make_experiment, make_own_experiment
 from tests.waiting import LIMIT, connect_unix
 
 from pliant.deploy.device import agent as agent_module
 from pliant.deploy.device.agent import DeviceAgent, localise_config
 from pliant.deploy.device.host import DeviceSetup, HostStatus, Limits
 from pliant.deploy.device.worker import run_worker
-from pliant.deploy.messages import TrainReply, TrainRequest, decode_message, encode_message
+from pliant.deploy.messages import (
+    TrainReply,
+    TrainRequest,
+    decode_message,
+    encode_for_devices,
+    encode_message,
+)
 from pliant.deploy.server.rounds import DeviceTransport, make_run
 from pliant.deploy.settings import ARRIVAL_HEADER, ServerSettings
 from pliant.deploy.step_times import StepTimeCurve
@@ -170,3 +176,18 @@ def test_a_device_refuses_more_work_than_any_experiment_needs(section, key, valu
     config[section] = config[section] | {key: value}
     with pytest.raises(ValueError, match="expected at most"):
         localise_config(config, Limits())
+
+
+def test_a_failure_does_not_tell_the_server_where_the_data_are(tmp_path, caplog):
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "patients.npz").write_bytes(b"not an archive")
+    agent = DeviceAgent(0, tmp_path / "state", Limits(data=str(private)))
+    config = encode_for_devices(make_own_experiment())
+    raw = agent.handle_request(encode_message(TrainRequest("hello", config, 0)))
+    reply, _ = decode_message(raw, TrainReply)
+    assert reply.kind == "failed"
+    assert str(private).encode() not in raw
+    assert b"patients" not in raw
+    assert reply.reason.endswith("see the log of the device")
+    assert str(private) in caplog.text

@@ -1,5 +1,6 @@
 """Run training requests on a live device."""
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -10,10 +11,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from pliant.deploy.device.host import Limits, read_host
+from pliant.deploy.device.host import Limits, ReportableProblem, read_host
 from pliant.deploy.device.own_data import OwnDataReader
 from pliant.deploy.device.pacing import MeasuredPacer, SimulatedPacer, explain_refusal
-from pliant.deploy.device.state import load_device_state, save_device_state
+from pliant.deploy.device.state import (
+    load_device_state,
+    remove_old_states,
+    save_device_state,
+)
 from pliant.deploy.messages import (
     DELTA,
     EXTRA,
@@ -39,6 +44,8 @@ from pliant.nn.evaluation import evaluate_batches, make_slices
 from pliant.params import Params, get_params, nbytes, select_subtree
 from pliant.storage import atomic
 from pliant.value import decode
+
+log = logging.getLogger("pliant")
 
 TEST_BATCH = 500
 REQUEST_COPIES = 4  # of the network: no method sends more along with its parameters
@@ -98,8 +105,11 @@ class DeviceAgent:
             if request.kind == "test":
                 return encode_message(_test(context, request, tensors))
             return self._train(loaded, context, request, tensors, self.clock() - queued)
-        except Exception as error:  # the server continues without this device
-            reason = f"{type(error).__name__}: {error}"
+        except ReportableProblem as problem:  # the server continues without this device
+            return self._decline(request, str(problem), kind="failed")
+        except Exception as error:  # its text may name the owner's files
+            log.warning("device %s failed: %s: %s", self.number, type(error).__name__, error)
+            reason = f"{type(error).__name__}, see the log of the device"
             return self._decline(request, reason, kind="failed")
 
     def _decline(
@@ -149,7 +159,7 @@ class DeviceAgent:
         context = build_device_context(experiment, data)
         if self.limits.hide_classes and context.needs_classes:
             method = type(context.method).__name__
-            raise ValueError(f"expected no --classes hidden, as {method} needs the classes")
+            raise ReportableProblem(f"expected no --classes hidden, as {method} needs the classes")
         return context
 
     def _select_data(self, loaded: LoadedExperiment, request: TrainRequest) -> WorkerContext:
@@ -158,7 +168,7 @@ class DeviceAgent:
         if not has_own_data(experiment, request.pace):
             return loaded.context
         if request.declaration is None:
-            raise ValueError("expected the device's declaration in the request, found none")
+            raise ReportableProblem("expected the device's declaration in the request, found none")
         key = TaskKey(experiment.seed, request.round, request.device)
         form = experiment.network.image_form
         return replace(loaded.context, data=self._own_data.select(form, request.declaration, key))
@@ -174,6 +184,7 @@ class DeviceAgent:
         experiment = loaded.experiment
         key = TaskKey(experiment.seed, request.round, request.device)
         work, folder = context.plan_work(request.device), self.folder / loaded.digest
+        remove_old_states(folder, self.limits.disk_quota, now=time.time())
         initial = init_device_state(context.method, select_subtree(tensors, PARAMS))
         device_state, residual = load_device_state(folder, request.merged_round, initial)
         task = _make_task(context, request, key, tensors, device_state)
@@ -298,9 +309,9 @@ def localise_config(config: Any, limits: Limits, pace: Pace = "measured") -> Any
         if is_user_function(name):
             path, _, function = name.rpartition(":")
             if limits.code is None:
-                raise ValueError(f"expected --code FOLDER on the device for {name!r}")
+                raise ReportableProblem(f"expected --code FOLDER on the device for {name!r}")
             if Path(path).suffix != ".py":
-                raise ValueError(f"expected FILE.py:FUNCTION for a device, got {name!r}")
+                raise ReportableProblem(f"expected FILE.py:FUNCTION for a device, got {name!r}")
             section[key] = f"{Path(limits.code) / Path(path).name}:{function}"
     fleet = _localise_traces(config["fleet"], limits, pace)
     return config | {"data": data, "network": network, "method": method, "fleet": fleet}
@@ -315,7 +326,7 @@ def _check_sizes(section: Any, name: str = "") -> None:
         for item in section:
             _check_sizes(item, name)
     elif isinstance(section, int | float) and not abs(section) <= MAX_SIZES.get(name, math.inf):
-        raise ValueError(f"expected at most {MAX_SIZES[name]} for {name!r}, got {section}")
+        raise ReportableProblem(f"expected at most {MAX_SIZES[name]} for {name!r}, got {section}")
 
 
 def _localise_traces(section: Any, limits: Limits, pace: Pace) -> Any:
@@ -329,5 +340,5 @@ def _localise_traces(section: Any, limits: Limits, pace: Pace) -> Any:
     if pace == "measured":
         return {"type": "constant", "low": 1.0}
     if limits.data is None:
-        raise ValueError(f"expected --data FOLDER on the device for {section['path']!r}")
+        raise ReportableProblem(f"expected --data FOLDER on the device for {section['path']!r}")
     return section | {"path": str(Path(limits.data) / Path(section["path"]).name)}

@@ -9,10 +9,14 @@ import psutil
 from msgspec import Meta, Struct
 
 from pliant import runtime
-from pliant.value import Count, Value
+from pliant.value import Count, Positive, Value
 
 THERMAL = Path("/sys/class/thermal")
 HOT_CELSIUS = 95.0  # where a machine does not report its own limit
+
+
+class ReportableProblem(ValueError):
+    """A problem that the server is told; its text names nothing of this device."""
 
 
 class Limits(Value, frozen=True):
@@ -26,6 +30,7 @@ class Limits(Value, frozen=True):
     test_share: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.2  # if its data come in one part
     max_samples: Count | None = None  # to train on in a round; None: as many as there are at first
     hide_classes: bool = False  # from the server
+    disk_quota: Positive = 1e9  # bytes, of the states of experiments
 
     def find_refusal(self, host: "HostStatus") -> str | None:
         """Return why the device may not train now, if it may not."""

@@ -8,7 +8,7 @@ import numpy as np
 from pliant.data import FederatedData, TrainTestData
 from pliant.data.declared import DataDeclaration, make_empty_images
 from pliant.data.own_images import ImageForm, split_by_content
-from pliant.deploy.device.host import Limits
+from pliant.deploy.device.host import Limits, ReportableProblem
 from pliant.experiment.build import load_own_images
 from pliant.experiment.user_code import is_user_function
 from pliant.methods.base import TaskKey
@@ -27,7 +27,9 @@ class OwnDataReader:
         """Return the images as they are now, divided into a training and a test part."""
         source = self._limits.dataset or self._limits.data
         if source is None:
-            raise ValueError("expected --data FOLDER or --dataset FILE.py:FUNCTION on the device")
+            raise ReportableProblem(
+                "expected --data FOLDER or --dataset FILE.py:FUNCTION on the device"
+            )
         version = None if is_user_function(source) else (form, _list_files(Path(source)))
         if self._data is None or version is None or version != self._version:
             images = load_own_images(source, form)
@@ -43,7 +45,7 @@ class OwnDataReader:
         data, limits = self.read(form), self._limits
         count = len(data.train) if limits.max_samples is None else limits.max_samples
         if not count:
-            raise ValueError("expected images for training on the device, found none")
+            raise ReportableProblem("expected images for training on the device, found none")
         classes = (
             None if limits.hide_classes else tuple(np.unique(data.train.labels.numpy()).tolist())
         )
@@ -61,7 +63,9 @@ class OwnDataReader:
             rng = rng_stream(key.seed, "declared", key.round, key.device)
             indices = np.sort(rng.permutation(indices)[:count])
         if not len(indices):
-            raise ValueError("expected images of the declared classes on the device, found none")
+            raise ReportableProblem(
+                "expected images of the declared classes on the device, found none"
+            )
         nothing = np.zeros(0, np.int64)
         proxy = make_empty_images(form)
         return FederatedData(data.train, data.test, proxy, (indices,), nothing)

@@ -49,7 +49,7 @@ class SplitDevice:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = self.folder / "split.ckpt"
         self._cpu_share = self.limits.compute_cpu_share(read_host())  # updated in every round
         self._experiment_digest = ""
@@ -170,6 +170,7 @@ class SplitDevice:
         # Renamed without fsync: a killed process loses nothing, and after a power loss the server
         # sends the part again.
         temporary = self._path.with_suffix(".tmp")
+        temporary.touch(0o600)  # replies have activations and labels
         temporary.write_bytes(checkpoint.to_bytes(tensors, header))
         os.replace(temporary, self._path)
         self._saved_up_to = self._done_up_to

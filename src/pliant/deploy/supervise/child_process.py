@@ -21,6 +21,7 @@ import msgspec
 from pliant.deploy.settings import PORTS
 from pliant.deploy.versions import ServerKind
 from pliant.extras import MissingExtra
+from pliant.storage import atomic
 from pliant.storage.tail import FileTail
 
 log = logging.getLogger("pliant")
@@ -34,6 +35,7 @@ CHILD_ENV = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; one by default
 }
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MAX_LOG_BYTES = 10_000_000  # and as many of the log before it
 TERMINATE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 _LEVELS = {logging.getLevelName(level): level for level in (logging.INFO, logging.WARNING)}
 
@@ -49,13 +51,14 @@ class ChildProcess:
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "ab") as file:
+        with open(log, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             self._process = subprocess.Popen(
                 list(command),
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env=dict(env),
+                umask=0o077,  # what it writes may hold activations, labels and tokens
                 start_new_session=True,  # Ctrl-C is for the parent, which stops its children
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
@@ -111,6 +114,19 @@ class LogForwarder:
             level, _, message = line.decode(errors="replace").rstrip().partition(" pliant: ")
             if level in _LEVELS and message:
                 log.log(_LEVELS[level], "%s", message)
+
+
+def rotate_log(path: Path) -> None:
+    """Keep the newest part of a log that has grown too large, in a file beside it.
+
+    A process that appends to the log goes on at its new end.
+    """
+    if not path.exists() or path.stat().st_size <= MAX_LOG_BYTES:
+        return
+    with path.open("rb") as file:
+        file.seek(-MAX_LOG_BYTES, os.SEEK_END)
+        atomic.write_bytes(path.with_suffix(".log.1"), file.read(), is_private=True)
+    os.truncate(path, 0)
 
 
 def read_log_tail(path: Path, count: int) -> str:

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
-from pliant.deploy.supervise.child_process import LogForwarder, read_log_tail
+from pliant.deploy.supervise.child_process import LogForwarder, read_log_tail, rotate_log
 from pliant.storage.run_lock import RunLock
 
 log = logging.getLogger("pliant")
@@ -74,6 +74,7 @@ class Service:
     def forward_log(self) -> None:
         if self._log_forwarder is not None:
             self._log_forwarder.forward()
+        rotate_log(self.log)
 
     def check(self) -> bool:
         """React if the process has ended or hangs; return whether no restart is pending."""
