@@ -22,6 +22,7 @@ LOG_FORMAT = "%(levelname)s pliant: %(message)s"  # as supervisors forward it
 EXIT_REPORTED = 3  # the last line of the log says why the process ended
 EXIT_REFUSED = 4  # so does this one, and a restart would not help: the server refuses the device
 EXIT_CHANGED = 5  # the server runs another kind of method now
+WAITS_FOR_APPROVAL = "its key waits for approval by `pliant server devices approve`"
 CONTROL_SECRET_VARIABLE = "PLIANT_CONTROL_SECRET"  # of SuperLink's environment
 # Bodies of HTTP requests: Flower sends arrays in chunks of 5 MiB.
 OBJECT_BYTES = 6 * 1024 * 1024
@@ -34,6 +35,7 @@ FAILURE_FILE = "failure.txt"  # one line: why the run gave up
 PID_FILE = "server.pid"
 BYTE_LIMIT_FILE = "max_message_bytes"  # the largest valid message; also in a device's folder
 
+MAX_WAIT_ROUNDS = 20  # that a server with `late = "wait"` waits at most, in round lengths
 # Whether devices follow their own measurements or the traces of the simulated fleet.
 Pace = Literal["measured", "simulated"]
 S = TypeVar("S")

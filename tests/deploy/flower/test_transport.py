@@ -170,3 +170,39 @@ def test_a_broken_connection_is_not_taken_for_an_unreadable_message(make_transpo
     transport.send({7: b"request"}, round=0, seconds=1.0)
     with pytest.raises(ConnectionResetError):
         transport.poll_replies()
+
+
+class LeavingGrid:
+    """A grid whose only node never replies, and is online until it leaves."""
+
+    def __init__(self):
+        self.nodes = [SimpleNamespace(node_id=5, name="0")]
+        self.is_complete = threading.Event()
+
+    def get_nodes(self):
+        return self.nodes
+
+    def push_messages(self, messages):
+        return [f"message {index}" for index, _ in enumerate(messages)]
+
+    def pull_messages(self, message_ids):
+        return []
+
+
+def test_a_device_that_is_gone_or_has_another_key_is_not_waited_for(make_transport):
+    from pliant.deploy.flower.transport import GONE_SECONDS, LOOK_SECONDS
+
+    now, grid = [0.0], LeavingGrid()
+    transport = make_transport(grid)
+    transport._clock = lambda: now[0]
+    transport.find_online_devices()
+    transport.send({0: b"train"}, round=0, seconds=1e6)
+    now[0] += 1000.0
+    assert transport.poll_replies() == []  # it is slow, and online
+    grid.nodes = [SimpleNamespace(node_id=6, name="0")]  # enrolled again
+    now[0] += GONE_SECONDS - 1
+    assert transport.poll_replies() == []
+    now[0] += LOOK_SECONDS
+    [reply] = transport.poll_replies()
+    assert (reply.device, reply.raw, reply.reason) == (0, None, "it was offline for 60 s")
+    assert transport.poll_replies() == []

@@ -18,6 +18,8 @@ log = logging.getLogger("pliant")
 HELLO_SECONDS = 60.0
 PULL_SECONDS = 2.0  # after which the next pull starts alongside
 MAX_PULLS = 8  # in progress at once
+LOOK_SECONDS = 5.0  # between looks at who is online
+GONE_SECONDS = 60.0  # offline, after which no reply is waited for
 _TRANSPORT_MODULES = ("httpx", "httpcore")  # whose errors are not a message's fault
 
 
@@ -47,6 +49,9 @@ class FlowerTransport:
         self._ready_nodes: set[int] = set()  # that have replied to a hello
         self._pending_hellos: dict[str, tuple[int, float]] = {}  # message -> node, expiry
         self._pending_requests: dict[str, int] = {}  # message -> device
+        self._nodes: dict[int, int] = {}  # that have a request -> device
+        self._last_seen: dict[int, float] = {}  # of these nodes
+        self._looked_at = -LOOK_SECONDS
         self._hello_poller, self._reply_poller = ReplyPoller(grid), ReplyPoller(grid)
         self.hello_replies: dict[int, bytes] = {}
 
@@ -107,6 +112,9 @@ class FlowerTransport:
         for device, message_id in zip(messages, message_ids, strict=True):
             if message_id:
                 self._pending_requests[message_id] = device
+        newest = {device: node for node, device in self.device_of_node.items()}
+        self._nodes = {newest[device]: device for device in messages if device in newest}
+        self._last_seen = dict.fromkeys(self._nodes, self._clock())
 
     def poll_replies(self) -> list[RawReply]:
         if not self._pending_requests:
@@ -116,7 +124,22 @@ class FlowerTransport:
             device = self._pending_requests.pop(message.metadata.reply_to_message_id, None)
             if device is not None:
                 replies.append(read_reply(device, message))
-        return replies
+        return replies + self._give_up_gone_devices()
+
+    def _give_up_gone_devices(self) -> list[RawReply]:
+        """Return failures for devices that are gone, or have another key: no reply will come."""
+        now = self._clock()
+        if now - self._looked_at < LOOK_SECONDS:
+            return []
+        self._looked_at = now
+        online = {node.node_id for node in self._grid.get_nodes()}
+        self._last_seen |= dict.fromkeys(online & self._last_seen.keys(), now)
+        gone = {self._nodes[n] for n, seen in self._last_seen.items() if now - seen > GONE_SECONDS}
+        lost = {key: device for key, device in self._pending_requests.items() if device in gone}
+        for key in lost:
+            del self._pending_requests[key]
+        reason = f"it was offline for {GONE_SECONDS:g} s"
+        return [RawReply(device, None, reason) for device in lost.values()]
 
     def _make_message(self, node: int, raw: bytes, group: str, seconds: float) -> Message:
         return Message(

@@ -22,7 +22,7 @@ from pliant.deploy.grpc.server import GrpcServer
 from pliant.deploy.messages import encode_for_devices, has_own_data
 from pliant.deploy.server.declarations import check_declaration
 from pliant.deploy.server.rounds import POLL_SECONDS, NotEnoughDevices
-from pliant.deploy.settings import SETTINGS_FILE, ServerSettings, run_process
+from pliant.deploy.settings import MAX_WAIT_ROUNDS, SETTINGS_FILE, ServerSettings, run_process
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.split_loop import RoundEnvironment, check_simulated_deadline, run_split
 from pliant.engine.split_virtual import VirtualEnvironment
@@ -46,7 +46,13 @@ class SplitServerRun:
     """A split experiment with its device channels and gRPC server."""
 
     def __init__(
-        self, experiment: Experiment, settings: ServerSettings, *, address: str, keys: Path | None
+        self,
+        experiment: Experiment,
+        settings: ServerSettings,
+        *,
+        address: str,
+        keys: Path | None,
+        server_class: type[GrpcServer] = GrpcServer,
     ) -> None:
         self._experiment, self._settings = experiment, settings
         if settings.pace == "simulated":
@@ -60,7 +66,7 @@ class SplitServerRun:
             experiment, make_client=self._make_client, data=self._data
         )
         largest_state = max(nbytes(c.server_copy.state_dict()) for c in self.clients.values())
-        self.grpc_server = GrpcServer(
+        self.grpc_server = server_class(
             self.channels,
             encode_for_devices(experiment, settings.pace),
             address=address,
@@ -124,7 +130,7 @@ class SplitServerRun:
                 has_left=has_left,
             )
             return environment
-        rules, deadline = settings.rules, None
+        rules, deadline = settings.rules, fleet.round_seconds * MAX_WAIT_ROUNDS
         if rules.late != "wait":
             deadline = fleet.round_seconds * (1 + rules.grace)
         return WallClockEnvironment(

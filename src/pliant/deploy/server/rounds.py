@@ -33,7 +33,7 @@ from pliant.deploy.server.replies import (
     check_reply,
     make_task_record,
 )
-from pliant.deploy.settings import ServerSettings
+from pliant.deploy.settings import MAX_WAIT_ROUNDS, ServerSettings
 from pliant.deploy.step_times import StepTimeCurve, parse_curve
 from pliant.devices import DeviceStatus
 from pliant.devices.vector_rng import FloatArray, IntArray
@@ -54,7 +54,6 @@ from pliant.params import get_params
 from pliant.rng import rng_stream
 
 POLL_SECONDS = 0.25
-MAX_WAIT_ROUNDS = 1000  # how long a server with `late = "wait"` waits, in round lengths
 
 
 @dataclass(frozen=True)
@@ -257,7 +256,7 @@ class DeviceTransport:
         """Return how long the server waits for replies."""
         seconds, rules = run.fleet.round_seconds, run.settings.rules
         if rules.late == "wait":
-            return seconds * MAX_WAIT_ROUNDS
+            return seconds * MAX_WAIT_ROUNDS + self.settings.allowance
         return seconds * (1 + rules.grace) + self.settings.allowance
 
     def _make_requests(self, run: Run, devices: list[int]) -> dict[int, SentRequest]:
