@@ -96,3 +96,30 @@ def test_a_folder_without_images_is_one_line(folder, capsys):
     output = capsys.readouterr()
     assert output.out == ""
     assert len(output.err.splitlines()) == 1
+
+
+def test_every_frame_of_a_split_method_is_counted(folder, capsys, monkeypatch):
+    sent = []
+
+    def record(call):
+        def run(device, *arguments):
+            result = call(device, *arguments)
+            sent.extend(result if isinstance(result, list) else [result])
+            return result
+
+        return run
+
+    for name in ("configure", "handle_request"):
+        monkeypatch.setattr(dry_run.SplitDevice, name, record(getattr(dry_run.SplitDevice, name)))
+    spec = SPEC.format(method="splitfed").replace("[network]", 'cut = "features.2"\n[network]')
+    (folder / "own.toml").write_text(spec + '[rules]\nlate = "wait"\n')
+    assert run_dry(folder, "--data", str(folder / "1")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = [line for line in lines if not line.startswith(" ")]
+    assert heads[0].startswith("1 x Ready: ")
+    assert any(line.startswith("5 x body, labels: ") for line in heads)  # 67 samples in 5 batches
+    counted = sum(int(line.split()[-2].replace(",", "")) for line in heads)
+    assert counted == sum(map(len, sent[1:]))  # the first is a check before the round
+    declared = '{"max_samples":67,"tests":20,"classes":[0,1,2,3,4,5,6,7,8,9]}'
+    assert f"    declaration = {declared}" in lines
+    assert str(folder) not in "".join(lines)
