@@ -131,7 +131,7 @@ def main() -> int:
     experiment = make_experiment(options.devices, options.rounds, options.seconds, late)
     keys = folder.parent / f"{folder.name}-keys"
     if not keys.exists():
-        make_keys(keys, devices=options.devices)
+        make_keys(keys)
     settings = ServerSettings(allowance=options.allowance, patience=300.0, retries=1000)
     federation = Federation(experiment, folder, settings=settings, port=options.port, keys=keys)
     rng = random.Random(0)
@@ -140,7 +140,7 @@ def main() -> int:
         first = federation.devices[0]
         federation.devices[0] = DeviceSupervisor(
             "federated", 0, f"127.0.0.1:{proxy.port}", folder / "devices" / "0", first.limits,
-            ca=keys / "ca.crt", key=keys / "devices" / "0" / "key",
+            ca=keys / "ca.crt", key=folder / "devices" / "0" / "keys" / "key",
         )  # fmt: skip
     hits: list[Counter[str]] = []
     suspended: list[int] = []

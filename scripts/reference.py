@@ -75,14 +75,20 @@ def describe_commands() -> str:
     lines += [f"| {code} | {meaning} |" for code, meaning in codes.items()] + [""]
     for name, _, purpose in cli.COMMANDS:
         app = cli.build_app(name, is_plain=True)[name]
-        subcommands = [command for command in app if not command.startswith("-")]
-        if not subcommands:
-            lines += describe_command(f"pliant {name}", app)
-            continue
-        lines += [f"### pliant {name}", "", purpose, ""]
-        for command in subcommands:
-            lines += describe_command(f"pliant {name} {command}", app[command])
+        lines += describe_group(f"pliant {name}", app, purpose)
     return "\n".join(lines)
+
+
+def describe_group(title: str, app: App, purpose: str) -> list[str]:
+    """Describe a command, if it is one itself, and its subcommands."""
+    if app.default_command is None:
+        lines = [f"### {title}", "", purpose, ""]
+    else:
+        lines = describe_command(title, app)
+    for name in [name for name in app if not name.startswith("-")]:
+        command = app[name]
+        lines += describe_group(f"{title} {name}", command, command.help.partition("\n")[0])
+    return lines
 
 
 def describe_command(title: str, app: App) -> list[str]:

@@ -21,6 +21,7 @@ import torch
 from pliant.deploy.device.host import Limits
 from pliant.deploy.grpc.server_main import SplitServerRun
 from pliant.deploy.security.certificates import make_keys
+from pliant.deploy.security.enrolment import enrol_local_device
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.child_process import run_supervisor
 from pliant.deploy.supervise.node import DeviceSupervisor
@@ -68,7 +69,8 @@ def time_in_process(experiment: Experiment) -> tuple[Timings, str | None]:
 def time_over_network(experiment: Experiment, folder: Path) -> tuple[Timings, str | None]:
     """Time the exchanges with the client in a process of its own."""
     keys = folder / "keys"
-    make_keys(keys, devices=1)
+    make_keys(keys)
+    enrol_local_device(keys, 0, folder / "device" / "keys")
     server_run = SplitServerRun(experiment, SETTINGS, address="127.0.0.1:0", keys=keys)
     device = DeviceSupervisor(
         "split",
@@ -77,7 +79,7 @@ def time_over_network(experiment: Experiment, folder: Path) -> tuple[Timings, st
         folder / "device",
         Limits(),
         ca=keys / "ca.crt",
-        key=keys / "devices" / "0" / "key",
+        key=folder / "device" / "keys" / "key",
     )
     timings, cpu, wall = [], 0.0, 0.0
     with run_supervisor(device):

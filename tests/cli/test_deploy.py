@@ -1,5 +1,6 @@
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -23,10 +24,12 @@ OWN = ["server", "SPEC", "--insecure", *FORM]
 
 
 def test_init_makes_keys_and_prints_their_paths(tmp_path, capsys):
-    assert main(["deploy", "init", str(tmp_path / "keys"), "--devices", "2"]) == 0
+    assert main(["deploy", "init", str(tmp_path / "keys")]) == 0
     paths = capsys.readouterr().out.splitlines()
-    assert str(tmp_path / "keys" / "devices" / "1" / "key") in paths
-    assert main(["deploy", "init", str(tmp_path / "keys"), "--devices", "2"]) == 2
+    assert {Path(path).name for path in paths} == {
+        "ca.crt", "ca.key", "server.pem", "server.key", "format"
+    }  # fmt: skip
+    assert main(["deploy", "init", str(tmp_path / "keys")]) == 2
     assert "is not empty" in capsys.readouterr().err
 
 
@@ -56,7 +59,8 @@ def test_init_makes_keys_and_prints_their_paths(tmp_path, capsys):
             "Expected an existing folder for --code, got nowhere",
         ),
         (["device", "--server", "localhost:1", "--number", "0", "--keys", "nowhere"], "nowhere"),
-        (["deploy", "init", "keys", "--devices", "0"], "Expected --devices of 1 or more, got 0"),
+        (["server", "devices", "list", "--keys", "nowhere"], "nowhere: expected the keys of"),
+        (["device", "enrol", "--server", "a:1", "--token", "0-1-2", "--keys", "k"], "a token of"),
         (["deploy", "up", "--devices", "0"], "Expected --devices of 1 or more, got 0"),
         (["deploy", "up", "ronds=2"], "did you mean 'rounds'?"),
         (["deploy", "up", "rounds.deep=2"], "rounds"),
@@ -75,7 +79,7 @@ def test_wrong_input_is_a_one_line_error(tmp_path, monkeypatch, capsys, command,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "spec.toml").write_text(SPEC)
     arguments = ["spec.toml" if part == "SPEC" else part for part in command]
-    if arguments[0] == "device":
+    if arguments[0] == "device" and arguments[1] != "enrol":
         arguments += ["--state", str(tmp_path / "state")]
     assert main(arguments) == 2
     errors = capsys.readouterr().err
@@ -127,7 +131,7 @@ def list_paths(folder):
 def test_a_failed_start_leaves_no_folder(tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "spec.toml").write_text(SPEC)
-    make_keys(tmp_path / "keys", devices=1)
+    make_keys(tmp_path / "keys")
     before = list_paths(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -139,11 +143,10 @@ def test_a_failed_start_leaves_no_folder(tmp_path, monkeypatch, capsys, command)
 def test_keys_that_do_not_match_leave_no_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "spec.toml").write_text(SPEC)
-    make_keys(tmp_path / "keys", devices=1)
-    assert main(["server", "spec.toml", "fleet.size=2", "--keys", "keys"]) == 2
-    assert "expected keys for 2 devices" in capsys.readouterr().err
-    (tmp_path / "keys" / "devices").rename(tmp_path / "keys" / "elsewhere")
+    make_keys(tmp_path / "keys")
+    (tmp_path / "keys" / "server.key").unlink()
     assert main(["server", "spec.toml", "--keys", "keys"]) == 2
+    assert "keys/server.key: expected this file of the keys" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
@@ -185,7 +188,7 @@ def test_the_folder_of_another_run_is_not_changed(tmp_path, monkeypatch, capsys,
 def test_start_and_end_are_printed(tmp_path, monkeypatch, capsys, federations):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "spec.toml").write_text(SPEC)
-    make_keys(tmp_path / "keys", devices=1)
+    make_keys(tmp_path / "keys")
     port = find_free_port()
     assert main(["server", "spec.toml", "--keys", "keys", "--port", port]) == 0
     assert capsys.readouterr().out.splitlines() == [

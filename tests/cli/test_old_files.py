@@ -116,11 +116,11 @@ def test_old_keys_are_refused(old, tmp_path, capsys, command):
     spec.write_text(SPEC.format(table="").replace("distreal", "fedavg").replace("100", "1"))
     words = {
         "server": ["server", spec, "--keys", old / "keys", "--out", tmp_path / "run"],
-        "device": ["device", "--server", "localhost:9", "--number", 0, "--keys", old / "keys"],
+        "device": ["device", "--server", "localhost:9", "--keys", old / "keys"],
     }
     error = run_refused(capsys, *words[command])
-    assert f"{old / 'keys'}: expected keys of format 2, got format 1" in error
-    assert "make new keys with `pliant deploy init`" in error
+    assert f"{old / 'keys'}: expected keys of format 3, got format 1" in error
+    assert "make new ones: the server's with `pliant deploy init`" in error
     assert not (tmp_path / "run").exists()
 
 

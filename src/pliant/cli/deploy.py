@@ -29,14 +29,13 @@ app = App(name="deploy", help=HELP, help_format="plaintext")
 
 
 @app.command
-def init(folder: Path, *, devices: int, host: tuple[str, ...] = ()) -> None:
-    """Make a certificate authority, a server certificate and one key per device.
+def init(folder: Path, *, host: tuple[str, ...] = ()) -> None:
+    """Make a certificate authority and a server certificate.
 
-    Example: pliant deploy init keys --devices 3 --host example.org
+    Example: pliant deploy init keys --host example.org
 
     Args:
-        folder: A new folder. A device needs only ca.crt and devices/NUMBER from it.
-        devices: Number of devices.
+        folder: A new folder, which stays on the server.
         host: Names and addresses of the server, in addition to those of this machine.
     """
     from pliant.extras import require
@@ -44,8 +43,7 @@ def init(folder: Path, *, devices: int, host: tuple[str, ...] = ()) -> None:
     require("cryptography", "deploy")
     from pliant.deploy.security.certificates import make_keys
 
-    check_device_count(devices)
-    paths = make_keys(folder, devices=devices, hosts=host)
+    paths = make_keys(folder, hosts=host)
     sys.stdout.write("".join(f"{path}\n" for path in paths))
 
 
@@ -125,7 +123,7 @@ def _run_federation(
     ServerSupervisor(select_server_kind(experiment), folder, settings, port=port)
     open_run(folder, experiment)
     if keys is not None and not keys.exists():
-        make_keys(keys, devices=size)
+        make_keys(keys)
     federation = Federation(
         experiment, folder, settings=settings, port=port, keys=keys, limits=limits
     )

@@ -6,10 +6,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from cyclopts import App
+
 if TYPE_CHECKING:
     from pliant.deploy.device.host import Limits
 
 
+app = App(name="device", help_format="plaintext")
+
+
+@app.default
 def device(
     *,
     server: str | None = None,
@@ -25,16 +31,17 @@ def device(
     max_samples: int | None = None,
     classes: Literal["declared", "hidden"] = "declared",
     code: Path | None = None,
+    disk_quota: float = 1e9,
     dry_run: Path | None = None,
 ) -> int:
     """Connect to a server and train on this machine, with its own data, when it requests it.
 
-    Example: pliant device --server example.org:9092 --number 3 --keys keys --data photos
+    Example: pliant device --server example.org:9092 --keys key --data photos
 
     Args:
         server: HOST:PORT of the server.
-        number: This device's number, from 0.
-        keys: Folder with ca.crt and devices/NUMBER/key.
+        number: This device's number, from 0; with --keys, its folder says it.
+        keys: Folder of `pliant device enrol`.
         insecure: Use neither TLS nor a key; only for a server on loopback.
         state: Folder for state that survives a restart; by default ~/.pliant/device-NUMBER.
         cpu_share: Largest share of one core that training may use.
@@ -46,6 +53,7 @@ def device(
         max_samples: Most images to train on in a round; by default as many as there are at first.
         classes: Tell the server which classes this device has, or hide them.
         code: Folder of user code that experiments may import; without it, none is run.
+        disk_quota: Most bytes for the states of experiments; the oldest are deleted first.
         dry_run: TOML file of an experiment; print what would leave this device, and send nothing.
     """
     from pliant.deploy.device.host import Limits
@@ -67,6 +75,7 @@ def device(
         "test_share": test_share,
         "max_samples": max_samples,
         "hide_classes": classes == "hidden",
+        "disk_quota": disk_quota,
     }
     limits = decode(raw, Limits)
     if dry_run is not None:
@@ -75,21 +84,51 @@ def device(
         raise ValueError("Expected --server HOST:PORT or --dry-run EXPERIMENT.toml")
     if (keys is None) != insecure:
         raise ValueError("Expected either --keys FOLDER or --insecure")
-    folder = state or Path.home() / ".pliant" / f"device-{number}"
-    return _run_device(server, number, keys, folder, limits)
+    return _run_device(server, number, keys, state, limits)
+
+
+@app.command
+def enrol(*, server: str, keys: Path, token: str | None = None) -> None:
+    """Make this device's key and send its public half to a server, which must approve it.
+
+    Example: pliant device enrol --server example.org:9092 --token TOKEN --keys key
+
+    Args:
+        server: HOST:PORT of the server.
+        keys: New folder for the key, which stays on this device. With a token of `pliant server
+            devices rotate`, the folder of the key to replace.
+        token: Token of `pliant server devices token`; by default the first line of the standard
+            input, which other users of this machine cannot see.
+    """
+    from pliant.extras import require
+
+    require("cryptography", "deploy")
+    from pliant.deploy.security.enrolment import enrol_device
+    from pliant.deploy.security.probe import split_address
+    from pliant.deploy.security.registry import parse_token
+
+    parsed = parse_token(sys.stdin.readline() if token is None else token)
+    fingerprint = enrol_device(*split_address(server), parsed, keys)
+    sys.stdout.write(f"device {parsed.number} is enrolled; its key is {fingerprint}\n")
 
 
 def _print_messages(spec: Path, number: int, limits: "Limits") -> int:
     """Print the messages of a device in the first round of an experiment."""
-    from pliant.deploy.supervise.dry_run import preview_messages
+    from pliant.deploy.supervise import dry_run
     from pliant.experiment.config import load_experiment
+    from pliant.split import AnySplit
 
-    for line in preview_messages(load_experiment(spec), number, limits):
+    experiment = load_experiment(spec)
+    is_split = isinstance(experiment.method, AnySplit)
+    preview = dry_run.preview_frames if is_split else dry_run.preview_messages
+    for line in preview(experiment, number, limits):
         sys.stdout.write(f"{line}\n")
     return 0
 
 
-def _run_device(server: str, number: int, keys: Path | None, folder: Path, limits: "Limits") -> int:
+def _run_device(
+    server: str, number: int, keys: Path | None, state: Path | None, limits: "Limits"
+) -> int:
     from pliant.deploy.security.certificates import find_device_files
     from pliant.deploy.security.probe import parse_server_address, wait_for_server
     from pliant.deploy.settings import ServerChanged
@@ -97,7 +136,10 @@ def _run_device(server: str, number: int, keys: Path | None, folder: Path, limit
     from pliant.deploy.supervise.node import DeviceSupervisor
 
     logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
-    ca, key = (None, None) if keys is None else find_device_files(keys, number)
+    ca, key = None, None
+    if keys is not None:
+        ca, key, number = find_device_files(keys)
+    folder = state or Path.home() / ".pliant" / f"device-{number}"
     address = parse_server_address(server, ca, key)
     try:
         with interrupt_on_signal():

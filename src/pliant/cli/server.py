@@ -7,6 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from cyclopts import App
+
+from pliant.cli import server_devices
+
 if TYPE_CHECKING:
     from pliant.deploy.settings import ServerSettings
     from pliant.deploy.supervise.federation import Federation
@@ -16,7 +20,11 @@ if TYPE_CHECKING:
 
 PaceName = Literal["measured", "simulated"]
 
+app = App(name="server", help_format="plaintext")
+app.command(server_devices.app)
 
+
+@app.default
 def server(
     spec: Path,
     *overrides: str,
@@ -47,7 +55,7 @@ def server(
         patience: Seconds to wait for devices at the start; later rounds wait for `allowance`.
         pace: Let devices pace themselves by measured speed, or rehearse the simulation of the file.
     """
-    from pliant.deploy.security.certificates import check_fleet_keys
+    from pliant.deploy.security.certificates import check_server_keys
     from pliant.deploy.supervise.federation import open_run, select_server_kind
     from pliant.deploy.supervise.server import ServerSupervisor
     from pliant.experiment.config import load_experiment
@@ -57,7 +65,7 @@ def server(
     experiment, folder = load_experiment(spec, overrides), out or Path("runs") / spec.stem
     experiment = check_experiment(experiment, pace)
     if keys is not None:
-        check_fleet_keys(keys, experiment.fleet.size)
+        check_server_keys(keys)
     settings = make_server_settings(allowance, patience, pace)
     kind = select_server_kind(experiment)
     supervisor = ServerSupervisor(kind, folder, settings, host=host, port=port, keys=keys)

@@ -13,6 +13,8 @@ PROTOCOL_VERSION = 4
 SERVER_HEADER = "pliant-server"  # of HTTP and gRPC
 DESCRIBE_ROUTE = "/health"  # of HTTP
 DESCRIBE_CALL = "/pliant.Split/Describe"  # of gRPC
+ENROL_ROUTE, ENROL_CALL = "/pliant/enrol", "/pliant.Split/Enrol"
+ENROL_HEADER = "pliant-enrolment"  # of the request and of the answer
 
 ServerKind = Literal["split", "federated"]
 
@@ -43,7 +45,7 @@ def find_version_problem(header: Any) -> str | None:
             header = msgspec.json.decode(header)
         found = header.get("versions", {})
         protocol, pliant = found.get("protocol"), found.get("pliant")
-    except (AttributeError, msgspec.DecodeError):
+    except (AttributeError, msgspec.DecodeError, RecursionError):
         protocol, pliant = None, None
     if protocol == PROTOCOL_VERSION:
         return None

@@ -46,4 +46,8 @@ TRIALS = FileFormat("trials", 2, "search again in a new folder")
 TABLE = FileFormat("a table", 3, "search again with `pliant search`", oldest=2)
 STEP_TIME_MODEL = FileFormat("a step-time model", 2, "measure again with `pliant bench profile`")
 STEP_TIME_CURVE = FileFormat("a step-time curve", 2, "delete it: the device measures again")
-KEYS = FileFormat("keys", 2, "make new keys with `pliant deploy init`")
+KEYS = FileFormat(
+    "keys",
+    3,
+    "make new ones: the server's with `pliant deploy init`, a device's with `pliant device enrol`",
+)

@@ -4,12 +4,12 @@ import subprocess
 from contextlib import contextmanager
 
 import pytest
+from tests.deploy.federation_keys import make_federation_keys
 from tests.deploy.in_process import make_experiment
 from tests.deploy.supervise.test_federation import find_free_port
 from tests.waiting import LIMIT, wait_until
 
 from pliant.deploy.device.host import Limits
-from pliant.deploy.security.certificates import make_keys
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.child_process import ChildProcess, make_process_env, run_supervisor
 from pliant.deploy.supervise.federation import open_run
@@ -84,7 +84,7 @@ def start_foreign_app(folder, address, security):
 def test_a_local_process_without_the_secret_runs_nothing(tmp_path):
     """The server's own run gives up meanwhile, and says why."""
     keys, run_folder = tmp_path / "keys", tmp_path / "run"
-    make_keys(keys, devices=1)
+    make_federation_keys(keys, devices=1)
     open_run(run_folder, make_experiment(fleet={"size": 1}))
     server = ServerSupervisor(
         "federated", run_folder, ServerSettings(patience=1.0), port=find_free_port(), keys=keys

@@ -34,7 +34,7 @@ def app(monkeypatch, tmp_path):
 
     monkeypatch.setattr(flwr.superlink.main, "create_app", flwr.superlink.main.create_app)
     monkeypatch.setattr(flwr.superlink.cli, "flower_superlink", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["superlink", str(tmp_path / "limit")])
+    monkeypatch.setattr(sys, "argv", ["superlink", str(tmp_path / "limit"), ""])
     monkeypatch.setenv(CONTROL_SECRET_VARIABLE, SECRET)
     superlink.main()
     app = flwr.superlink.main.create_app()

@@ -49,7 +49,7 @@ def serve_response(headers, chunks):
 
 
 def test_no_response_is_read_that_is_larger_than_an_object():
-    from pliant.deploy.flower.node import LimitedTransport
+    from pliant.deploy.flower.limited_transport import LimitedTransport
 
     with (
         serve_response({}, (bytes(MEGABYTE) for _ in range(600))) as (address, sent),
@@ -61,7 +61,7 @@ def test_no_response_is_read_that_is_larger_than_an_object():
 
 
 def test_a_compressed_response_is_not_unpacked():
-    from pliant.deploy.flower.node import LimitedTransport
+    from pliant.deploy.flower.limited_transport import LimitedTransport
 
     bomb = gzip.compress(bytes(100 * MEGABYTE))
     with (

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.deploy.federation_keys import make_federation_keys
 from tests.deploy.grpc_in_process import (
     make_devices,
     make_experiment,
@@ -15,7 +16,6 @@ from tests.deploy.grpc_in_process import (
 from tests.split.small_split import make_faulty
 from tests.waiting import LIMIT
 
-from pliant.deploy.security.certificates import make_keys
 from pliant.engine.ledger import RoundRecord, TaskRecord, verify_records
 from pliant.engine.run_store import read_records
 from pliant.split.payload import Payload
@@ -24,7 +24,7 @@ from pliant.split.payload import Payload
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
     folder = tmp_path_factory.mktemp("federation") / "keys"
-    make_keys(folder, devices=3)
+    make_federation_keys(folder, devices=3)
     return folder
 
 

@@ -7,12 +7,13 @@ import sys
 import time
 
 import pytest
+from tests.deploy.federation_keys import make_stranger_key
 from tests.deploy.grpc_in_process import make_experiment, simulate_rounds
 from tests.deploy.supervise.test_federation import find_free_port, find_processes
 from tests.waiting import LIMIT, wait_until
 
 from pliant.deploy.device.host import Limits
-from pliant.deploy.security.certificates import make_device_key, make_keys
+from pliant.deploy.security.certificates import make_keys
 from pliant.deploy.security.probe import detect_protocol
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.child_process import run_supervisor
@@ -26,7 +27,7 @@ PATIENT = ServerSettings(allowance=300.0, patience=500.0)
 
 def make_federation(experiment, folder, port):
     keys = folder / "keys"
-    make_keys(keys, devices=3)
+    make_keys(keys)
     limits = Limits(code=str(folder))
     return Federation(
         experiment, folder / "run", settings=PATIENT, port=port, keys=keys, limits=limits
@@ -45,14 +46,13 @@ def read_progress(folder, device):
 def test_three_processes_reach_the_simulated_weights_and_strangers_stay_out(tmp_path):
     experiment = make_experiment(tmp_path, "splitfed")
     federation = make_federation(experiment, tmp_path, port := find_free_port())
-    key = make_device_key(tmp_path / "keys" / "devices" / "9")[0]
-    (tmp_path / "keys" / "devices" / "9" / "key.pub").unlink()  # never registered
+    key = make_stranger_key(tmp_path / "keys", tmp_path / "stranger", 9)
     try:
         federation.server.start()
         while not is_up(port, tmp_path / "keys" / "ca.crt"):
             time.sleep(0.2)
         command = [sys.executable, "-m", "pliant", "device", "--server", f"127.0.0.1:{port}"]
-        command += ["--number", "9", "--keys", str(key.parents[2]), "--state", str(tmp_path / "9")]
+        command += ["--keys", str(key.parent), "--state", str(tmp_path / "9")]
         completed = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=LIMIT
         )

@@ -5,6 +5,7 @@ import threading
 
 import grpc
 import pytest
+from tests.deploy.federation_keys import make_federation_keys, make_stranger_key
 from tests.deploy.grpc_in_process import (
     connect_devices,
     make_client,
@@ -29,14 +30,14 @@ from pliant.deploy.grpc.handshake import (
 )
 from pliant.deploy.messages import encode_message
 from pliant.deploy.security import certificates
-from pliant.deploy.security.certificates import make_device_key, make_keys
+from pliant.deploy.security.registry import DeviceRegistry
 from pliant.deploy.versions import Versions
 
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
     folder = tmp_path_factory.mktemp("federation") / "keys"
-    make_keys(folder, devices=3)
+    make_federation_keys(folder, devices=3)
     return folder
 
 
@@ -50,7 +51,7 @@ def server_run(keys, tmp_path):
 
 def test_an_unregistered_key_is_refused_in_one_line(server_run, keys, tmp_path):
     [device] = make_devices([0], tmp_path).values()
-    key = make_device_key(tmp_path / "stranger")[0]
+    key = make_stranger_key(keys, tmp_path / "stranger")
     address = f"127.0.0.1:{server_run.grpc_server.port}"
     files = {"ca": keys / "ca.crt", "key": key}
     client = GrpcClient(device, address, process="one", **files)
@@ -63,7 +64,7 @@ def test_an_unregistered_key_is_refused_in_one_line(server_run, keys, tmp_path):
 
 
 def test_a_device_of_another_authority_disconnects_in_one_line(server_run, tmp_path):
-    make_keys(tmp_path / "others", devices=1)
+    make_federation_keys(tmp_path / "others", devices=1)
     [device] = make_devices([0], tmp_path).values()
     with pytest.raises(PermissionError, match="expected a certificate of the authority in"):
         make_client(device, server_run.grpc_server.port, tmp_path / "others").run()
@@ -136,7 +137,7 @@ def test_streams_of_strangers_keep_no_device_out(tmp_path):
 
 def make_authenticator(keys, now):
     name = certificates.read_federation_name(keys / "ca.crt")
-    return Authenticator(certificates.read_public_keys(keys), name, clock=lambda: now[0])
+    return Authenticator(DeviceRegistry(keys), name, clock=lambda: now[0])
 
 
 def test_a_proof_is_valid_once_and_for_a_short_time(keys):
@@ -148,7 +149,7 @@ def test_a_proof_is_valid_once_and_for_a_short_time(keys):
         return dict(make_hello(dict(authenticator.describe()), StreamHello(device), *files))
 
     headers = prove()
-    assert authenticator.verify(headers, "here").device == 0
+    assert authenticator.verify(headers, "here").hello.device == 0
     for wrong in (headers, prove(device=1), {}):
         with pytest.raises(StreamRefused):
             authenticator.verify(wrong, "here")
@@ -172,10 +173,10 @@ def test_an_address_that_fails_too_often_is_refused_unheard_and_unlogged(keys):
     assert sum(not refusal.is_logged for refusal in refusals) == FAILURE_BURST
     files = keys / "ca.crt", keys / "devices" / "0" / "key"
     hello = make_hello(dict(authenticator.describe()), StreamHello(0), *files)
-    assert authenticator.verify(dict(hello), "elsewhere").device == 0
+    assert authenticator.verify(dict(hello), "elsewhere").hello.device == 0
     now[0] += 10.0
     hello = make_hello(dict(authenticator.describe()), StreamHello(0), *files)
-    assert authenticator.verify(dict(hello), "a stranger").device == 0
+    assert authenticator.verify(dict(hello), "a stranger").hello.device == 0
 
 
 def test_a_port_that_is_taken_is_an_error(tmp_path):

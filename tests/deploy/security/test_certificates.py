@@ -5,21 +5,24 @@ import subprocess
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from tests.deploy.federation_keys import make_federation_keys
 
 from pliant.deploy.security import certificates
 from pliant.deploy.security.certificates import (
-    check_fleet_keys,
     check_private_file,
+    check_server_keys,
     find_device_files,
     make_keys,
     parse_host,
 )
+from pliant.deploy.security.registry import DeviceRegistry
+from pliant.storage.formats import UnsupportedFormat
 
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys") / "new"
-    make_keys(folder, devices=2, hosts=("example.org", "10.0.0.7"))
+    make_federation_keys(folder, devices=2, hosts=("example.org", "10.0.0.7"))
     return folder
 
 
@@ -55,25 +58,18 @@ def test_python_accepts_them_for_tls(keys):
 
 
 def test_each_device_has_its_own_openssh_key_pair(keys):
-    public_keys = set()
-    for number in "01":
-        private = load_ssh_private_key((keys / "devices" / number / "key").read_bytes(), None)
-        public = load_ssh_public_key((keys / "devices" / number / "key.pub").read_bytes())
-        assert private.public_key() == public
-        public_keys.add((keys / "devices" / number / "key.pub").read_bytes())
-    assert len(public_keys) == 2
+    devices = DeviceRegistry(keys).read()
+    for number, device in devices.items():
+        private = load_ssh_private_key((keys / "devices" / str(number) / "key").read_bytes(), None)
+        assert private.public_key() == load_ssh_public_key(device.key.encode())
+    assert devices[0].key != devices[1].key
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(keys):
     before = (keys / "ca.key").read_bytes()
     with pytest.raises(FileExistsError, match="not empty"):
-        make_keys(keys, devices=1)
+        make_keys(keys)
     assert (keys / "ca.key").read_bytes() == before
-
-
-def test_a_federation_needs_a_device(tmp_path):
-    with pytest.raises(ValueError, match="one device or more, got 0"):
-        make_keys(tmp_path / "new", devices=0)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +77,7 @@ def test_a_federation_needs_a_device(tmp_path):
 )
 def test_an_invalid_host_is_refused_and_leaves_no_folder(tmp_path, host):
     with pytest.raises(ValueError, match="Expected --host with a host name or an address, got"):
-        make_keys(tmp_path / "new", devices=1, hosts=(host,))
+        make_keys(tmp_path / "new", hosts=(host,))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -91,34 +87,32 @@ def test_names_and_addresses_are_hosts(host):
 
 
 def test_keys_are_written_completely_or_not_at_all(tmp_path, monkeypatch):
-    def fail(folder):
+    def fail(*arguments):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(certificates, "make_device_key", fail)
+    monkeypatch.setattr(certificates, "_encode_key", fail)
     with pytest.raises(OSError, match="disk is full"):
-        make_keys(tmp_path / "new", devices=1)
+        make_keys(tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fleet_needs_a_key_for_each_device(keys, tmp_path):
-    check_fleet_keys(keys, 2)
-    with pytest.raises(ValueError, match=r"expected keys for 3 devices \(`fleet.size`\), got 0, 1"):
-        check_fleet_keys(keys, 3)
+def test_a_server_needs_all_its_keys(tmp_path):
     with pytest.raises(FileNotFoundError, match="expected the keys of `pliant deploy init`"):
-        check_fleet_keys(tmp_path, 1)
-    (tmp_path / "devices" / "mine").mkdir(parents=True)
-    with pytest.raises(ValueError, match="expected folders 0, 1, 2 and so on, got 'mine'"):
-        check_fleet_keys(tmp_path, 1)
+        check_server_keys(tmp_path)
+    make_keys(tmp_path / "keys")
+    check_server_keys(tmp_path / "keys")
+    (tmp_path / "keys" / "format").write_text("2")
+    with pytest.raises(UnsupportedFormat, match="got format 2 of an older pliant; make new ones"):
+        check_server_keys(tmp_path / "keys")
 
 
-def test_a_device_without_a_key_sees_which_devices_have_one(keys, tmp_path):
-    assert find_device_files(keys, 1) == (keys / "ca.crt", keys / "devices" / "1" / "key")
-    with pytest.raises(FileNotFoundError, match=r"has no device 7; it has 0, 1$"):
-        find_device_files(keys, 7)
-    for number in "012":
-        (tmp_path / "devices" / number).mkdir(parents=True)
-    with pytest.raises(FileNotFoundError, match=r"has no device 7; it has 0 to 2$"):
-        find_device_files(tmp_path, 7)
+def test_a_device_needs_the_folder_that_it_has_enrolled(keys, tmp_path):
+    folder = keys / "devices" / "1"
+    assert find_device_files(folder) == (folder / "ca.crt", folder / "key", 1)
+    with pytest.raises(FileNotFoundError, match="expected the keys of `pliant device enrol`"):
+        find_device_files(tmp_path)
+    with pytest.raises(UnsupportedFormat, match="got format 1 of an older pliant"):
+        find_device_files(keys)  # as pliant 0.1 wrote them, with all keys in one folder
 
 
 def test_openssl_agrees(keys):

@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
+from tests.deploy.federation_keys import make_federation_keys
 from tests.waiting import LIMIT
 
 from pliant.deploy.grpc.server import GrpcServer
 from pliant.deploy.security import certificates, probe
-from pliant.deploy.security.certificates import make_keys
 from pliant.deploy.versions import SERVER_HEADER, ServerInfo, Versions
 
 FEDERATED = msgspec.json.encode(ServerInfo("federated")).decode()
@@ -22,7 +22,7 @@ FEDERATED = msgspec.json.encode(ServerInfo("federated")).decode()
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
     folder = tmp_path_factory.mktemp("federation") / "keys"
-    make_keys(folder, devices=1)
+    make_federation_keys(folder, devices=1)
     return folder
 
 
@@ -149,7 +149,7 @@ def test_a_wrong_clock_is_named_as_the_cause(tmp_path, monkeypatch):
             return datetime.now(tz) + timedelta(days=2)
 
     monkeypatch.setattr(certificates, "datetime", Future)
-    make_keys(tmp_path / "keys", devices=1)
+    make_federation_keys(tmp_path / "keys", devices=1)
     with (
         serve_connections(make_tls_handler(tmp_path / "keys")) as port,
         pytest.raises(PermissionError, match="not yet valid by this machine's clock"),
@@ -158,7 +158,7 @@ def test_a_wrong_clock_is_named_as_the_cause(tmp_path, monkeypatch):
 
 
 def test_a_wrong_host_name_and_a_wrong_authority_have_different_errors(keys, tmp_path, monkeypatch):
-    make_keys(tmp_path / "others", devices=1)
+    make_federation_keys(tmp_path / "others", devices=1)
     connect = socket.create_connection
     monkeypatch.setattr(
         socket,

@@ -80,7 +80,7 @@ def test_a_process_that_sends_every_kind_of_bad_reply_changes_nothing(tmp_path):
 def test_a_bad_device_in_a_federation_with_tls_and_keys_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     keys = tmp_path / "keys"
-    make_keys(keys, devices=3)
+    make_keys(keys)
     experiment = make_experiment(rounds=len(BAD_REPLIES), fleet={"round_seconds": 60.0})
     federation = Federation(
         experiment, tmp_path / "run", settings=PATIENT, port=find_free_port(), keys=keys
@@ -92,7 +92,7 @@ def test_a_bad_device_in_a_federation_with_tls_and_keys_changes_nothing(tmp_path
         tmp_path / "run" / "devices" / "1",
         Limits(),
         ca=keys / "ca.crt",
-        key=keys / "devices" / "1" / "key",
+        key=tmp_path / "run" / "devices" / "1" / "keys" / "key",
         worker=PROGRAM,
     )
     with run_supervisor(federation):

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from typing import ClassVar
@@ -18,8 +19,13 @@ from pliant.cli.server import show_rounds
 from pliant.deploy.security import probe
 from pliant.deploy.security.certificates import make_keys
 from pliant.deploy.settings import ServerChanged
-from pliant.deploy.supervise import node
-from pliant.deploy.supervise.child_process import ChildProcess, check_port, run_supervisor
+from pliant.deploy.supervise import child_process, node
+from pliant.deploy.supervise.child_process import (
+    ChildProcess,
+    check_port,
+    rotate_log,
+    run_supervisor,
+)
 from pliant.deploy.supervise.federation import Federation
 from pliant.deploy.supervise.server import _SubmittedRun
 
@@ -162,9 +168,9 @@ def test_a_federation_closes_the_rest_if_one_part_fails_to_close(tmp_path, tempo
 
 def test_a_federation_that_fails_to_start_leaves_no_folders_behind(tmp_path, temporary_folder):
     keys = tmp_path / "keys"
-    make_keys(keys, devices=3)
-    (keys / "devices" / "2" / "key").unlink()
-    with pytest.raises(FileNotFoundError, match="devices/2/key"):
+    make_keys(keys)
+    (tmp_path / "run" / "devices" / "2" / "keys").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="expected the keys of `pliant device enrol`"):
         Federation(make_experiment(), tmp_path / "run", port=find_free_port(), keys=keys)
     assert list(temporary_folder.iterdir()) == []
 
@@ -234,3 +240,30 @@ def test_a_process_that_got_the_number_of_another_is_not_signalled(tmp_path):
             assert process.poll() is None
         finally:
             process.kill()
+
+
+def test_a_log_is_rotated_while_its_process_appends_to_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(child_process, "MAX_LOG_BYTES", 100)
+    path = tmp_path / "logs" / "x.log"
+    code = "import sys, time\nfor i in range(40): print(f'line {i:04}', flush=True)\n"
+    code += f"from pathlib import Path\nwhile not Path({str(tmp_path / 'go')!r}).exists(): "
+    code += "time.sleep(0.01)\nprint('last', flush=True)"
+    child = ChildProcess([sys.executable, "-c", code], path, os.environ)
+    wait_until(lambda: "0039" in path.read_text(), "40 lines")
+    rotate_log(path)
+    assert path.stat().st_size == 0
+    assert path.with_suffix(".log.1").read_text().endswith("line 0039\n")
+    assert path.with_suffix(".log.1").stat().st_size == 100
+    (tmp_path / "go").touch()
+    wait_until(lambda: not child.is_alive, "the end")
+    assert path.read_text() == "last\n"
+    modes = {oct(file.stat().st_mode & 0o777) for file in path.parent.iterdir()}
+    assert modes == {"0o600"}
+
+
+def test_only_their_owner_reads_the_files_of_processes(tmp_path):
+    code = f"open({str(tmp_path / 'state.db')!r}, 'w')"
+    child = ChildProcess([sys.executable, "-c", code], tmp_path / "x.log", os.environ)
+    wait_until(lambda: not child.is_alive, "the end")
+    modes = {file.stat().st_mode & 0o777 for file in (tmp_path / "state.db", tmp_path / "x.log")}
+    assert modes == {0o600}

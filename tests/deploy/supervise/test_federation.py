@@ -10,12 +10,12 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import pytest
+from tests.deploy.federation_keys import make_federation_keys, make_stranger_key
 from tests.deploy.in_process import make_experiment
 from tests.experiment.user_method import run, write_spec
 from tests.waiting import LIMIT, wait_until
 
 from pliant.deploy.device.host import Limits
-from pliant.deploy.security.certificates import make_device_key, make_keys
 from pliant.deploy.settings import PID_FILE, ServerSettings
 from pliant.deploy.supervise.child_process import run_supervisor
 from pliant.deploy.supervise.federation import open_run
@@ -69,9 +69,10 @@ def wait_for_rounds(process, follower, count):
 
 def try_to_join(folder, port):
     """Start SuperNodes without a registered key, and return once each has failed."""
-    make_keys(folder / "others", devices=1)
-    make_device_key(folder / "stranger")
-    ca, key = folder / "run" / "keys" / "ca.crt", folder / "run" / "keys" / "devices" / "0" / "key"
+    make_federation_keys(folder / "others", devices=1)
+    make_stranger_key(folder / "run" / "keys", folder / "stranger")
+    ca = folder / "run" / "keys" / "ca.crt"
+    key = folder / "run" / "devices" / "0" / "keys" / "key"
     credentials = {
         "unknown": (ca, folder / "stranger" / "key"),
         "other authority": (folder / "others" / "ca.crt", key),

@@ -5,11 +5,11 @@ import sys
 from contextlib import ExitStack
 
 import pytest
+from tests.deploy.federation_keys import make_federation_keys
 from tests.deploy.in_process import compute_simulated_digest, write_own_data
 from tests.deploy.supervise.test_federation import find_free_port
 from tests.waiting import LIMIT
 
-from pliant.deploy.security.certificates import make_keys
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.run_store import read_records
 from pliant.experiment.config import load_experiment
@@ -60,7 +60,7 @@ def files(tmp_path):
     write_own_data(experiment, tmp_path / "private")
     write_own_data(experiment, tmp_path / "copies")
     (tmp_path / "copies" / "0" / "test").rename(tmp_path / "holdout")
-    make_keys(tmp_path / "keys", devices=2)
+    make_federation_keys(tmp_path / "keys", devices=2)
     (tmp_path / "hook").mkdir()
     hook = HOOK.format(private=str(tmp_path / "private"))
     (tmp_path / "hook" / "sitecustomize.py").write_text(hook)
@@ -68,7 +68,7 @@ def files(tmp_path):
 
 
 def start(stack, folder, *arguments):
-    command = [sys.executable, "-m", "pliant", *map(str, arguments), "--keys", folder / "keys"]
+    command = [sys.executable, "-m", "pliant", *map(str, arguments)]
     process = stack.enter_context(
         subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     )
@@ -81,12 +81,24 @@ def test_a_server_that_cannot_read_the_data_trains_the_simulated_network(files, 
     expected = compute_simulated_digest(load_experiment(files / "own.toml"))
     with ExitStack() as stack:
         monkeypatch.setenv("PYTHONPATH", str(files / "hook"))
-        options = ("--port", port, "--out", run, "--allowance", LIMIT, "--patience", LIMIT)
+        options = (
+            "--keys",
+            files / "keys",
+            "--port",
+            port,
+            "--out",
+            run,
+            "--allowance",
+            LIMIT,
+            "--patience",
+            LIMIT,
+        )
         server = start(stack, files, "server", "own.toml", *options)
         monkeypatch.delenv("PYTHONPATH")
         for number in range(2):
             state = files / "state" / str(number)
-            options = ("--number", number, "--data", files / "private" / str(number))
+            keys = files / "keys" / "devices" / str(number)
+            options = ("--keys", keys, "--data", files / "private" / str(number))
             address = f"127.0.0.1:{port}"
             start(stack, files, "device", "--server", address, "--state", state, *options)
         assert server.wait(2 * LIMIT) == 0, server.stderr.read()

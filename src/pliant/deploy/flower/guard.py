@@ -9,7 +9,7 @@ secret. Only then is its body read, up to a limit.
 import asyncio
 import hmac
 from base64 import b64decode
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
@@ -22,13 +22,21 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pliant.deploy.flower.app_bundle import APP_HASH
+from pliant.deploy.flower.registered_nodes import RegisteredNodes
+from pliant.deploy.security.enrolment import EnrolmentService
 from pliant.deploy.security.rate_limit import RateLimit
-from pliant.deploy.settings import OBJECT_BYTES, read_byte_limit
-from pliant.deploy.versions import DESCRIBE_ROUTE, SERVER_HEADER, ServerInfo
+from pliant.deploy.security.registry import DeviceRegistry
+from pliant.deploy.settings import OBJECT_BYTES, WAITS_FOR_APPROVAL, read_byte_limit
+from pliant.deploy.versions import (
+    DESCRIBE_ROUTE,
+    ENROL_HEADER,
+    ENROL_ROUTE,
+    SERVER_HEADER,
+    ServerInfo,
+)
 
 FLEET, CONTROL, RUNTIME = "/v1/fleet/", "/v1/control/", "/v1/runtime/"
 CONTROL_ROUTES = {f"{CONTROL}{name}" for name in ("start-run", "stop-run")}
-CONTROL_ROUTES |= {f"{CONTROL}{name}" for name in ("register-node", "unregister-node")}
 OPEN_ROUTES = (f"{FLEET}register-node", f"{FLEET}activate-node")
 SERVER_INFO = msgspec.json.encode(ServerInfo("federated")).decode()
 ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"
@@ -45,13 +53,21 @@ class RequestRefused(Exception):
 
     status: int
     reason: str
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 class GuardMiddleware:
     """Refuse requests without a proof of who sent them, and bodies that are too large."""
 
-    def __init__(self, app: ASGIApp, *, state: Any, secret: str, reply_limit: Path) -> None:
+    def __init__(
+        self, app: ASGIApp, *, state: Any, secret: str, reply_limit: Path, keys: Path | None
+    ) -> None:
         self.app, self._state, self._secret = app, state, secret
+        self._nodes = self._enrolment = None
+        if keys is not None:
+            registry = DeviceRegistry(keys)
+            self._nodes = RegisteredNodes(registry, lambda: state.linkstate_factory.state())
+            self._enrolment = EnrolmentService(keys, registry)
         self._reply_limit = reply_limit  # a file that the run writes
         self._rates = RateLimit(REQUESTS_PER_SECOND, BURST)
         self._reply_bytes: dict[str, int] = {}  # of each device's current reply
@@ -65,14 +81,25 @@ class GuardMiddleware:
                 raise RequestRefused(404, "expected HTTP")
             if scope["path"] == DESCRIBE_ROUTE:
                 raise RequestRefused(200, "pliant")  # nothing of the request is read
+            if scope["path"] == ENROL_ROUTE:
+                raise RequestRefused(200, "", await self._enrol(scope))
             receive = await self._check(scope, receive)
         except RequestRefused as refusal:
             # the rest of the body is not read, so the connection ends here
             headers = {"connection": "close", "retry-after": "1", SERVER_HEADER: SERVER_INFO}
+            headers |= refusal.headers
             response = PlainTextResponse(f"{refusal.reason}\n", refusal.status, headers)
             await response(scope, receive, send)
             return
         await self.app(scope, receive, send)
+
+    async def _enrol(self, scope: Scope) -> dict[str, str]:
+        """Return the header that answers a device's enrolment."""
+        client, header = scope.get("client"), Headers(scope=scope).get(ENROL_HEADER, "")
+        address = str(client and client[0])
+        if self._enrolment is None or not self._rates.allow(address):
+            raise RequestRefused(404 if self._enrolment is None else 429, "there is nothing here")
+        return {ENROL_HEADER: await run_in_threadpool(self._enrolment.answer, header, address)}
 
     async def _check(self, scope: Scope, receive: Receive) -> Receive:
         """Raise `RequestRefused`, or return what replays the request's body."""
@@ -97,6 +124,8 @@ class GuardMiddleware:
 
     def _find_peer(self, path: str, headers: Headers) -> str | None:
         """Return who proves by the headers to have sent a request."""
+        if self._nodes is not None:
+            self._nodes.update()  # a device that was revoked is no node any more
         try:
             if path.startswith(FLEET):
                 return self._find_device(headers)
@@ -126,13 +155,17 @@ class GuardMiddleware:
 
         encoded, timestamp = headers[FLEET_HTTP_PUBLIC_KEY_HEADER], headers[TIMESTAMP_HEADER]
         key = b64decode(encoded, validate=True)
-        if not self._state.linkstate_factory.state().get_node_id_by_public_key(key):
+        is_pending = self._nodes is not None and self._nodes.is_pending(key)
+        is_known = self._state.linkstate_factory.state().get_node_id_by_public_key(key)
+        if not (is_known or is_pending):
             return None
         age = (now() - datetime.fromisoformat(timestamp)).total_seconds()
         if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
             return None
         signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
         is_valid = verify_signature(bytes_to_public_key(key), timestamp.encode(), signature)
+        if is_valid and is_pending:
+            raise RequestRefused(503, WAITS_FOR_APPROVAL)
         return encoded if is_valid else None
 
     def _find_superexec(self, headers: Headers) -> str | None:

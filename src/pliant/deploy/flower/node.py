@@ -10,7 +10,7 @@ import signal
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -56,11 +56,13 @@ from pliant.deploy.device.heartbeat import Heartbeat
 from pliant.deploy.device.host import DeviceSetup
 from pliant.deploy.flower.app_bundle import APP_HASH
 from pliant.deploy.flower.client_app import extract_body, make_content
+from pliant.deploy.flower.limited_transport import LimitedTransport
 from pliant.deploy.security.probe import detect_protocol
 from pliant.deploy.settings import (
     ARRIVAL_HEADER,
     BYTE_LIMIT_FILE,
     OBJECT_BYTES,
+    WAITS_FOR_APPROVAL,
     ServerChanged,
     ServerRefusal,
     read_byte_limit,
@@ -74,6 +76,7 @@ FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 30.0  # the delay doubles in betwe
 ADMISSION_SECONDS = 180.0  # in which a server must accept a device
 REFUSALS_BEFORE_WARNING = 3  # a server that has just started may not know the keys yet
 REFUSED_MESSAGE = "expected a registered key that no other process uses; the server refused it"
+APPROVAL_RETRY_SECONDS = 1.0
 MAX_SKEW_SECONDS = 5.0  # that Flower accepts in the time of a request
 HEARTBEAT_SECONDS = 10  # Flower's shortest; a dead node counts as online for twice as long
 OBJECT_SECONDS = 120.0  # for the server to receive all of a message
@@ -85,43 +88,15 @@ class MessageRefused(Exception):
     """A message that this device does not pass on; says what was expected."""
 
 
-class LimitedTransport(httpx.HTTPTransport):
-    """Read no response that is larger than one of Flower's objects, and none that is compressed."""
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        request.headers["accept-encoding"] = "identity"
-        response = super().handle_request(request)
-        if response.headers.get("content-encoding", "identity") != "identity":
-            response.close()
-            raise httpx.DecodingError("expected a response without compression")
-        stream: Any = response.stream
-        response.stream = _LimitedStream(stream)
-        return response
-
-
-class _LimitedStream(httpx.SyncByteStream):
-    def __init__(self, stream: httpx.SyncByteStream) -> None:
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[bytes]:
-        size = 0
-        for chunk in self._stream:
-            size += len(chunk)
-            if size > OBJECT_BYTES:
-                raise httpx.DecodingError(f"expected a response of at most {OBJECT_BYTES} bytes")
-            yield chunk
-
-    def close(self) -> None:
-        self._stream.close()
-
-
 class FleetNode:
     """Keep a device connected to a SuperLink until it is stopped or refused."""
 
     def __init__(self, setup: DeviceSetup, call_worker: Callable[[bytes, float], bytes]) -> None:
         self._setup, self._call_worker = setup, call_worker
-        self._has_key = setup.key is not None
-        private, public = generate_key_pairs() if setup.key is None else _load_key(setup.key)
+        self._key_file = None if setup.key is None else Path(setup.key).read_bytes()
+        private, public = (
+            generate_key_pairs() if self._key_file is None else _load_key(self._key_file)
+        )
         self._public_key = public_key_to_bytes(public)
         interceptors = [
             RuntimeVersionHttpInterceptor(component_name="SuperNode"),
@@ -164,7 +139,7 @@ class FleetNode:
         name = f"device {self._setup.device}"
         while True:
             try:
-                if not self._has_key:
+                if self._key_file is None:
                     request = RegisterNodeFleetRequest(public_key=self._public_key)
                     self.client.RegisterNode(request)
                 response = self.client.ActivateNode(
@@ -174,7 +149,12 @@ class FleetNode:
                 )
                 return int(response.node_id)
             except httpx.HTTPStatusError as error:
-                if error.response.status_code < 500 and error.response.status_code != 429:
+                if error.response.text.strip() == WAITS_FOR_APPROVAL:
+                    if not is_logged:
+                        log.warning("%s: %s; retrying", name, WAITS_FOR_APPROVAL)
+                    is_logged, delay = True, APPROVAL_RETRY_SECONDS
+                elif error.response.status_code < 500 and error.response.status_code != 429:
+                    self._check_key()
                     refused_since = refused_since if refusals else time.monotonic()
                     refusals += 1
                     reason = find_clock_skew(error.response) or REFUSED_MESSAGE
@@ -193,6 +173,12 @@ class FleetNode:
                 is_logged = True
             time.sleep(delay)
             delay = min(2 * delay, MAX_RETRY_SECONDS if not refusals else 5.0)
+
+    def _check_key(self) -> None:
+        """End this process if its key was replaced: the next one reads the new key."""
+        key = self._setup.key
+        if key is not None and Path(key).read_bytes() != self._key_file:
+            raise ConnectionError(f"device {self._setup.device}: its key was replaced")
 
     def _check_kind(self) -> None:
         """Raise `ServerChanged` if the server speaks another protocol now."""
@@ -253,7 +239,9 @@ class FleetNode:
             log.warning("device %s: the worker has not answered in time", self._setup.device)
             return
         except (EOFError, OSError) as problem:  # the worker died, or there is none
-            error = Error(ErrorCode.CLIENT_APP_CRASHED, f"the worker failed: {problem!r}")
+            error = Error(
+                ErrorCode.CLIENT_APP_CRASHED, f"the worker failed: {type(problem).__name__}"
+            )
             reply = Message(error, reply_to=message)
         self._push(run_id, reply, time.monotonic() - arrived_at)
 
@@ -280,7 +268,9 @@ class FleetNode:
         try:
             body = extract_body(inflate_object_from_contents(tree.object_id, contents))
         except Exception as error:
-            raise MessageRefused(f"expected a readable message, got {error!r}") from None
+            raise MessageRefused(
+                f"expected a readable message, got {type(error).__name__}"
+            ) from None
         if len(body) > max_bytes:
             raise MessageRefused(reason)
         return body
@@ -370,8 +360,8 @@ def find_clock_skew(response: httpx.Response) -> str | None:
     return f"this machine's clock is {abs(skew):.0f} s {direction} the server's; set the clock"
 
 
-def _load_key(path: str) -> tuple[Any, Any]:
-    key: Any = load_ssh_private_key(Path(path).read_bytes(), None)
+def _load_key(raw: bytes) -> tuple[Any, Any]:
+    key: Any = load_ssh_private_key(raw, None)
     return key, key.public_key()
 
 

@@ -1,7 +1,7 @@
 """Run Flower's SuperLink behind a guard, and limit what others can make it log.
 
-The process is `python -m pliant.deploy.flower.superlink REPLY_LIMIT_FILE OPTIONS`, with the secret
-of its control routes in the environment.
+The process is `python -m pliant.deploy.flower.superlink REPLY_LIMIT_FILE KEYS OPTIONS`, with the
+secret of its control routes in the environment; without keys, KEYS is empty.
 """
 
 import logging
@@ -39,12 +39,19 @@ def main() -> None:
     import flwr.superlink.main as superlink
     from flwr.superlink.cli import flower_superlink
 
-    reply_limit, secret = Path(sys.argv.pop(1)), os.environ.pop(CONTROL_SECRET_VARIABLE)
+    reply_limit, keys = Path(sys.argv.pop(1)), sys.argv.pop(1)
+    secret = os.environ.pop(CONTROL_SECRET_VARIABLE)
     create_app = superlink.create_app
 
     def create_guarded_app(*arguments: Any) -> Any:
         app = create_app(*arguments)
-        app.add_middleware(GuardMiddleware, state=app.state, secret=secret, reply_limit=reply_limit)
+        app.add_middleware(
+            GuardMiddleware,
+            state=app.state,
+            secret=secret,
+            reply_limit=reply_limit,
+            keys=Path(keys) if keys else None,
+        )
         return app
 
     superlink.create_app = create_guarded_app

@@ -27,7 +27,13 @@ from pliant.deploy.grpc.server import (
 )
 from pliant.deploy.messages import MalformedMessage, decode_message
 from pliant.deploy.security.probe import detect_protocol, parse_server_address
-from pliant.deploy.settings import HELLO_BYTES, ServerChanged, ServerRefusal, run_process
+from pliant.deploy.settings import (
+    HELLO_BYTES,
+    WAITS_FOR_APPROVAL,
+    ServerChanged,
+    ServerRefusal,
+    run_process,
+)
 from pliant.deploy.versions import DESCRIBE_CALL
 from pliant.extras import require
 from pliant.rng import rng_stream
@@ -98,6 +104,10 @@ class GrpcClient:
             if not self._attempts:
                 log.warning("%s; retrying for a minute", error.details())
             return  # it may be this device, before its machine lost power
+        if WAITS_FOR_APPROVAL in (error.details() or ""):
+            if not self._attempts:
+                log.warning("%s; retrying", error.details())
+            return
         if code in (*FATAL_STATUSES, DUPLICATE_STATUS):
             raise ServerRefusal(f"{self.server} refuses: {error.details()}")
         if self._attempts and not self._stop.is_set():

@@ -13,12 +13,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from pliant.deploy.security import certificates
+from pliant.deploy.security.certificates import PublicKey
 from pliant.deploy.security.rate_limit import RateLimit
+from pliant.deploy.security.registry import DeviceRegistry
+from pliant.deploy.settings import WAITS_FOR_APPROVAL
 from pliant.deploy.versions import SERVER_HEADER, ServerInfo, Versions, find_version_problem
 
 HELLO_HEADER = "pliant-hello"
@@ -37,6 +41,13 @@ class StreamHello(Struct, frozen=True):
     versions: Versions = Versions()
 
 
+class ProvedHello(NamedTuple):
+    """A device's hello, and the key that it has proved; None without keys."""
+
+    hello: StreamHello
+    key: PublicKey | None
+
+
 @dataclass
 class StreamRefused(Exception):
     """A stream is refused for a reason."""
@@ -50,11 +61,12 @@ class StreamRefused(Exception):
 class Authenticator:
     """Issue nonces, and verify the devices that sign them."""
 
-    public_keys: certificates.PublicKeys | None  # None: anyone is believed
+    registry: DeviceRegistry | None  # None: anyone is believed
     federation: str
     clock: Callable[[], float] = time.monotonic
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _used: dict[bytes, float] = field(default_factory=dict)  # nonces, until they expire
+    _waiting: set[int] = field(default_factory=set)  # devices whose missing approval is logged
 
     def __post_init__(self) -> None:
         self._failures = RateLimit(FAILURES_PER_SECOND, FAILURE_BURST, self.clock)
@@ -68,8 +80,8 @@ class Authenticator:
             (NONCE_HEADER, raw + self._authenticate_nonce(raw)),
         ]
 
-    def verify(self, headers: Mapping[str, str | bytes], address: str) -> StreamHello:
-        """Return the hello of a device that proves its key; raise `StreamRefused`."""
+    def verify(self, headers: Mapping[str, str | bytes], address: str) -> ProvedHello:
+        """Return the hello and the key that a device proves; raise `StreamRefused`."""
         if not self._failures.check(address):
             raise StreamRefused("RESOURCE_EXHAUSTED", "expected fewer attempts", is_logged=True)
         try:
@@ -79,7 +91,18 @@ class Authenticator:
                 refusal.is_logged = True
             raise
 
-    def _verify(self, headers: Mapping[str, str | bytes]) -> StreamHello:
+    def find_revocation(self, device: int, key: PublicKey | None) -> StreamRefused | None:
+        """Return why a key that was proved is not accepted any more, if so."""
+        if self.registry is None:
+            return None
+        current, name = self.registry.read_public_keys().get(device), f"device {device}"
+        if current is None:
+            return StreamRefused("UNAUTHENTICATED", f"{name}: expected a registered key")
+        if current != key:
+            return StreamRefused("UNAVAILABLE", f"{name}: expected its new key, got the old one")
+        return None
+
+    def _verify(self, headers: Mapping[str, str | bytes]) -> ProvedHello:
         try:
             hello = msgspec.json.decode(headers[HELLO_HEADER], type=StreamHello)
         except (KeyError, msgspec.DecodeError) as error:
@@ -92,16 +115,29 @@ class Authenticator:
         nonce, signature = headers.get(NONCE_HEADER), headers.get(SIGNATURE_HEADER)
         if not isinstance(nonce, bytes) or not self._is_nonce_fresh(nonce):
             raise StreamRefused("UNAVAILABLE", f"{name}: expected a new nonce")
-        if self.public_keys is not None and not (
-            isinstance(signature, bytes)
-            and certificates.is_signature_valid(
-                self.public_keys, signature, nonce, self.federation, hello.device
-            )
-        ):
-            raise StreamRefused("UNAUTHENTICATED", f"{name}: expected a registered key")
+        key = self._find_signer(hello.device, nonce, signature)
         self._used = {used: end for used, end in self._used.items() if end > self.clock()}
         self._used[nonce] = self.clock() + NONCE_SECONDS
-        return hello
+        return ProvedHello(hello, key)
+
+    def _find_signer(self, number: int, nonce: bytes, signature: object) -> PublicKey | None:
+        """Return the registered key that signed a nonce; raise `StreamRefused` if none did."""
+        if self.registry is None:
+            return None
+        message = certificates.build_challenge(nonce, self.federation, number)
+        key, name = self.registry.read_public_keys().get(number), f"device {number}"
+        if certificates.is_signature_valid(key, signature, message):
+            self._waiting.discard(number)
+            return key
+        device = self.registry.read().get(number)
+        pending = None if device is None else device.pending
+        if pending is not None and certificates.is_signature_valid(
+            certificates.parse_public_key(pending), signature, message
+        ):
+            is_logged = number in self._waiting
+            self._waiting.add(number)
+            raise StreamRefused("UNAVAILABLE", f"{name}: {WAITS_FOR_APPROVAL}", is_logged=is_logged)
+        raise StreamRefused("UNAUTHENTICATED", f"{name}: expected a registered key")
 
     def _is_nonce_fresh(self, nonce: bytes) -> bool:
         raw, mac = nonce[:-MAC_BYTES], nonce[-MAC_BYTES:]
@@ -137,7 +173,8 @@ def make_hello(
             is_insecure = info.federation == certificates.INSECURE_FEDERATION
             other = "one without keys" if is_insecure else "another"
             raise ValueError(f"expected the federation of {ca}, got {other}")
-        signature = certificates.sign_challenge(key, nonce, federation, hello.device)
+        message = certificates.build_challenge(nonce, federation, hello.device)
+        signature = certificates.sign(key, message)
     return [
         (HELLO_HEADER, msgspec.json.encode(hello).decode()),
         (NONCE_HEADER, nonce),

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from pliant.deploy.grpc.channel import DeviceChannel
 from pliant.deploy.grpc.handshake import Authenticator, StreamRefused
 from pliant.deploy.messages import MalformedMessage, decode_message, encode_message
 from pliant.deploy.security import certificates
-from pliant.deploy.versions import DESCRIBE_CALL
+from pliant.deploy.security.enrolment import EnrolmentService
+from pliant.deploy.security.registry import DeviceRegistry
+from pliant.deploy.versions import DESCRIBE_CALL, ENROL_CALL, ENROL_HEADER
 from pliant.extras import require
 
 log = logging.getLogger("pliant")
@@ -39,14 +41,17 @@ class GrpcServer:
     ) -> None:
         grpc: Any = require("grpc", "deploy")
         self._grpc, self._channels, self._experiment = grpc, channels, experiment
-        public_keys, federation = None, certificates.INSECURE_FEDERATION
+        registry, federation = None, certificates.INSECURE_FEDERATION
+        self._enrolment: EnrolmentService | None = None
         if keys is not None:
-            public_keys = certificates.read_public_keys(keys)
+            registry = DeviceRegistry(keys)
+            self._enrolment = EnrolmentService(keys, registry)
             federation = certificates.read_federation_name(keys / "ca.crt")
-        self._authenticator = Authenticator(public_keys, federation)
+        self._authenticator = Authenticator(registry, federation)
         self._refused_processes: dict[int, str] = {}  # by device: the last duplicate
         functions = {
             DESCRIBE_CALL.rpartition("/")[2]: self._describe,
+            ENROL_CALL.rpartition("/")[2]: self._enrol,
             GRPC_METHOD: self._handle_stream,
         }
         handlers = {  # bytes in, bytes out
@@ -96,35 +101,62 @@ class GrpcServer:
         context.set_trailing_metadata(self._authenticator.describe())
         return iter(())
 
+    def _enrol(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Answer a device's enrolment, which is in its headers."""
+        if self._enrolment is not None:
+            header = dict(context.invocation_metadata()).get(ENROL_HEADER, "")
+            answer = self._enrolment.answer(str(header), _get_address(context))
+            context.set_trailing_metadata([(ENROL_HEADER, answer)])
+        return iter(())
+
     def _handle_stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         try:
-            channel, stream_id = self._authenticate(context)
+            channel, stream_id, key = self._authenticate(context)
         except StreamRefused as error:
             if not error.is_logged:
                 log.warning("%s: %s", context.peer(), error.reason)
             context.abort(getattr(self._grpc.StatusCode, error.code), error.reason)
         refusals: list[StreamRefused] = []
         context.add_callback(lambda: channel.detach(stream_id))
+
+        def check_key() -> None:
+            refusal = self._authenticator.find_revocation(channel.device, key)
+            if refusal is not None:
+                raise refusal
+
         reader = threading.Thread(
-            target=self._receive_replies, args=(requests, channel, stream_id, refusals), daemon=True
+            target=self._receive_replies,
+            args=(requests, channel, stream_id, check_key, refusals),
+            daemon=True,
         )
         reader.start()
         epoch: str | None = None
         while context.is_active():
             frame, epoch = channel.get_next_frame(stream_id, epoch, self._experiment, timeout=1.0)
+            try:
+                check_key()
+            except StreamRefused as refusal:
+                refusals.append(refusal)
+                break
             if frame is not None:
                 yield frame
             if epoch is None:
                 break
         if refusals:
+            if refusals[0].code == "UNAUTHENTICATED":
+                log.warning("%s", refusals[0].reason)
+                channel.leave_round()
+            channel.detach(stream_id)
             context.abort(getattr(self._grpc.StatusCode, refusals[0].code), refusals[0].reason)
         if channel.is_run_over:
             yield encode_message(frames.RunFinished())
 
-    def _authenticate(self, context: Any) -> tuple[DeviceChannel, int]:
-        """Verify a device's identity; return its channel and the id of its stream."""
-        address = context.peer().rpartition(":")[0]
-        hello = self._authenticator.verify(dict(context.invocation_metadata()), address)
+    def _authenticate(
+        self, context: Any
+    ) -> tuple[DeviceChannel, int, certificates.PublicKey | None]:
+        """Verify a device's identity; return its channel, the id of its stream and its key."""
+        headers = dict(context.invocation_metadata())
+        hello, key = self._authenticator.verify(headers, _get_address(context))
         name = f"device {hello.device}"
         if hello.device not in self._channels:
             reason = f"{name}: expected a number below {len(self._channels)}"
@@ -136,18 +168,20 @@ class GrpcServer:
             self._refused_processes[hello.device] = hello.process
             reason = f"{name}: expected one device with this number, got a second"
             raise StreamRefused("ALREADY_EXISTS", reason, is_logged=is_logged)
-        return channel, stream_id
+        return channel, stream_id, key
 
     def _receive_replies(
         self,
         requests: Iterator[bytes],
         channel: DeviceChannel,
         stream_id: int,
+        check_key: Callable[[], None],
         refusals: list[StreamRefused],
     ) -> None:
-        """Pass a device's frames to its channel until the stream ends."""
+        """Pass a device's frames to its channel until the stream ends or its key is revoked."""
         try:
             for raw in requests:
+                check_key()
                 channel.count_received(len(raw))
                 header, tensors = decode_message(raw, frames.DeviceHeader)
                 if isinstance(header, frames.Ready):
@@ -160,6 +194,14 @@ class GrpcServer:
             reason = f"device {channel.device}: expected {error}"
             log.warning("%s", reason)
             refusals.append(StreamRefused("INVALID_ARGUMENT", reason))
+        except StreamRefused as refusal:
+            refusals.append(refusal)
         except Exception:  # the stream broke; the device will reconnect
             log.debug("device %s: its stream broke", channel.device)
         channel.detach(stream_id)
+
+
+def _get_address(context: Any) -> str:
+    """Return the address of a caller without its port."""
+    address: str = context.peer().rpartition(":")[0]
+    return address

@@ -1,6 +1,7 @@
-"""The keys of a federation: certificate authority, server certificate, one key per device.
+"""The keys of a federation: the server's authority and certificate, and each device's own key.
 
-A device proves that it has its key by signing the server's nonce and the federation's name.
+A device makes its key itself, and proves that it has it by signing the server's nonce and the
+federation's name.
 """
 
 import ipaddress
@@ -9,21 +10,25 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from msgspec import Struct
 
-from pliant.storage import formats
+from pliant.storage import atomic, formats
 
 PrivateKey = ec.EllipticCurvePrivateKey
-PublicKeys = dict[int, ec.EllipticCurvePublicKey]
+PublicKey = ec.EllipticCurvePublicKey
 PEM = serialization.Encoding.PEM
 CURVE = ec.SECP384R1()
 AUTHORITY_NAME = "pliant authority"
@@ -31,68 +36,101 @@ VALID_YEARS = 5
 SIGNATURE_CONTEXT = b"pliant split learning 1\x00"
 SIGNATURE_ALGORITHM = ec.ECDSA(hashes.SHA384())
 INSECURE_FEDERATION = "insecure"  # the name of a federation without keys
-FORMAT_FILE = "format"  # beside each device's key
+FORMAT_FILE = "format"  # in the server's folder
+DEVICE_FILE = "device.json"  # in a device's folder
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _HOST_LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
 # The last label is no number, so 300.1.1.1 is neither an address nor a name.
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}$)(?:{_HOST_LABEL}\.)*(?!\d+$){_HOST_LABEL}")
 
 
-def make_keys(folder: Path, *, devices: int, hosts: Sequence[str] = ()) -> list[Path]:
-    """Write all keys of a federation into a new folder and return the files.
+class DeviceIdentity(Struct, frozen=True):
+    """Which device of a federation the key in a folder belongs to."""
 
-    Secrets are readable by their owner only. A device needs `ca.crt` and its own folder. The server
-    certificate is valid for this machine's own names and for `hosts`.
+    number: int
+    format: int = formats.KEYS.number
+
+
+def make_keys(folder: Path, *, hosts: Sequence[str] = ()) -> list[Path]:
+    """Write an authority and a server certificate into a new folder and return the files.
+
+    Secrets are readable by their owner only. The certificate is valid for this machine's own names
+    and for `hosts`.
     """
     own_names = filter(_HOST_NAME.fullmatch, [socket.gethostname()])
     names = [
         parse_host(host, "--host with a host name or an address")
         for host in dict.fromkeys((*LOCAL_HOSTS, *own_names, *hosts))
     ]
-    if devices < 1:
-        raise ValueError(f"Expected one device or more, got {devices}")
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: choose a new folder for the keys")
+    with draft_folder(folder) as draft:
+        paths = _write_keys(draft, names)
+    return [folder / path.relative_to(draft) for path in paths]
+
+
+@contextmanager
+def draft_folder(folder: Path) -> Iterator[Path]:
+    """Fill a folder that only its owner can read, and that appears complete or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))  # owner only
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        paths = _write_keys(draft, devices, names)
+        yield draft
         draft.replace(folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    return [folder / path.relative_to(draft) for path in paths]
 
 
-def _write_keys(folder: Path, devices: int, hosts: Sequence[x509.GeneralName]) -> list[Path]:
+def _write_keys(folder: Path, hosts: Sequence[x509.GeneralName]) -> list[Path]:
     authority_key, server_key = (ec.generate_private_key(CURVE) for _ in range(2))
     authority = _make_certificate(AUTHORITY_NAME, authority_key, authority_key)
     server = _make_certificate("pliant server", server_key, authority_key, hosts)
     pkcs8 = serialization.PrivateFormat.PKCS8
-    paths = [
+    return [
         _write_file(folder / "ca.crt", authority.public_bytes(PEM)),
         _write_file(folder / "ca.key", _encode_key(authority_key, pkcs8), is_secret=True),
         _write_file(folder / "server.pem", server.public_bytes(PEM)),
         _write_file(folder / "server.key", _encode_key(server_key, pkcs8), is_secret=True),
-    ]
-    for number in range(devices):
-        paths += make_device_key(folder / "devices" / str(number))
-    return paths
-
-
-def make_device_key(folder: Path) -> list[Path]:
-    """Make the key pair of one device in OpenSSH format, which Flower requires."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    key = ec.generate_private_key(CURVE)
-    private = _encode_key(key, serialization.PrivateFormat.OpenSSH)
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    return [
-        _write_file(folder / "key", private, is_secret=True),
-        _write_file(folder / "key.pub", public),
         _write_file(folder / FORMAT_FILE, b"%d\n" % formats.KEYS.number),
     ]
+
+
+def make_device_key() -> tuple[bytes, str]:
+    """Return a new private key and its public key in OpenSSH format, which Flower requires."""
+    key = ec.generate_private_key(CURVE)
+    return _encode_key(key, serialization.PrivateFormat.OpenSSH), format_public_key(
+        key.public_key()
+    )
+
+
+def write_device_folder(folder: Path, ca: bytes, private_key: bytes, number: int) -> None:
+    """Write what a device needs to connect: its key, its number and the authority to trust."""
+    atomic.write_bytes(folder / "ca.crt", ca)
+    atomic.write_bytes(folder / "key", private_key, is_private=True)
+    atomic.write_bytes(folder / DEVICE_FILE, msgspec.json.encode(DeviceIdentity(number)))
+
+
+def format_public_key(key: PublicKey) -> str:
+    openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    return key.public_bytes(*openssh).decode()
+
+
+def parse_public_key(text: str) -> PublicKey:
+    """Return the key of a text in OpenSSH format; raise ValueError if it is of another kind."""
+    try:
+        key = serialization.load_ssh_public_key(text.encode())
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, PublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise ValueError("expected a public key of the curve P-384")
+    return key
+
+
+def compute_fingerprint(public_key: str) -> str:
+    """Return the fingerprint of a public key, as `ssh-keygen -l` prints it."""
+    digest = sha256(b64decode(public_key.split()[1])).digest()
+    return "SHA256:" + b64encode(digest).decode().rstrip("=")
 
 
 def parse_host(host: str, expected: str) -> x509.GeneralName:
@@ -105,63 +143,36 @@ def parse_host(host: str, expected: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def check_fleet_keys(keys: Path, size: int) -> None:
-    """Raise an error if a folder lacks the keys of any device in the fleet."""
-    devices = _list_devices(keys)
-    if not devices.issuperset(range(size)):
-        numbers = _format_numbers(devices)
-        raise ValueError(f"{keys}: expected keys for {size} devices (`fleet.size`), got {numbers}")
-    for number in devices:
-        _check_format(keys, number)
-    public_keys = [f"devices/{number}/key.pub" for number in sorted(devices)]
-    for name in ("ca.crt", "server.pem", *public_keys):
-        _check_file(keys / name)
-
-
-def find_device_files(keys: Path, number: int) -> tuple[Path, Path]:
-    """Return the paths of the authority's certificate and of a device's key."""
-    key = keys / "devices" / str(number) / "key"
-    if not key.parent.is_dir():
-        raise FileNotFoundError(
-            f"{keys} has no device {number}; it has {_format_numbers(_list_devices(keys))}"
-        )
-    _check_format(keys, number)
-    _check_file(key)
-    return keys / "ca.crt", key
-
-
-def _check_format(keys: Path, device: int) -> None:
-    path = keys / "devices" / str(device) / FORMAT_FILE
+def check_server_keys(keys: Path) -> None:
+    """Raise an error if a folder lacks the server's keys, or has those of an older pliant."""
+    if not (keys / "ca.crt").is_file():
+        raise FileNotFoundError(f"{keys}: expected the keys of `pliant deploy init`, found none")
+    path = keys / FORMAT_FILE
     text = path.read_text().strip() if path.is_file() else ""
     formats.KEYS.check(int(text) if text.isdigit() else None, keys)
+    _check_file(keys / "server.pem")
+    check_private_file(keys / "server.key")
 
 
-def _list_devices(keys: Path) -> set[int]:
-    folder = keys / "devices"
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{keys}: expected the keys of `pliant deploy init`, found none")
-    names = sorted(path.name for path in folder.iterdir())
-    others = [name for name in names if not (name.isascii() and name.isdigit())]
-    if others:
-        raise ValueError(f"{folder}: expected folders 0, 1, 2 and so on, got {others[0]!r}")
-    return {int(name) for name in names}
-
-
-def _format_numbers(numbers: set[int]) -> str:
-    """Format numbers as a range or a list.
-
-    >>> from pliant.deploy.security.certificates import _format_numbers
-    >>> _format_numbers({0, 1, 2}), _format_numbers({1, 4}), _format_numbers(set())
-    ('0 to 2', '1, 4', 'none')
-    """
-    if len(numbers) > 2 and numbers == set(range(min(numbers), max(numbers) + 1)):
-        return f"{min(numbers)} to {max(numbers)}"
-    return ", ".join(map(str, sorted(numbers))) or "none"
+def find_device_files(folder: Path) -> tuple[Path, Path, int]:
+    """Return the authority's certificate, the key and the number in a device's folder."""
+    path = folder / DEVICE_FILE
+    if not path.is_file():
+        if (folder / "devices").is_dir():
+            formats.KEYS.check(None, folder)
+        raise FileNotFoundError(f"{folder}: expected the keys of `pliant device enrol`, found none")
+    try:
+        identity = msgspec.json.decode(path.read_bytes(), type=DeviceIdentity)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path}: expected a number and a format, got others: {error}") from None
+    formats.KEYS.check(identity.format, folder)
+    check_private_file(folder / "key")
+    return folder / "ca.crt", folder / "key", identity.number
 
 
 def _check_file(path: Path) -> None:
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected this file of `pliant deploy init`, found none")
+        raise FileNotFoundError(f"{path}: expected this file of the keys, found none")
 
 
 def check_private_file(path: Path) -> None:
@@ -229,38 +240,29 @@ def read_federation_name(ca: Path) -> str:
     return sha256(ca.read_bytes()).hexdigest()
 
 
-def read_public_keys(folder: Path) -> PublicKeys:
-    public_keys: PublicKeys = {}
-    for number in _list_devices(folder):
-        path = folder / "devices" / str(number) / "key.pub"
-        key = serialization.load_ssh_public_key(path.read_bytes())
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ValueError(f"{path}: expected a key of `pliant deploy init`")
-        public_keys[number] = key
-    return public_keys
+def sign(key_path: Path, message: bytes) -> bytes:
+    """Return a device's signature of a message."""
+    return sign_with(key_path.read_bytes(), message, str(key_path))
 
 
-def sign_challenge(key_path: Path, nonce: bytes, federation_name: str, device: int) -> bytes:
-    key = serialization.load_ssh_private_key(key_path.read_bytes(), None)
+def sign_with(private_key: bytes, message: bytes, name: str = "key") -> bytes:
+    key = serialization.load_ssh_private_key(private_key, None)
     if not isinstance(key, PrivateKey):
-        raise ValueError(f"{key_path}: expected a key of `pliant deploy init`")
-    return key.sign(_build_signed_message(nonce, federation_name, device), SIGNATURE_ALGORITHM)
+        raise ValueError(f"{name}: expected a key of `pliant device enrol`")
+    return key.sign(message, SIGNATURE_ALGORITHM)
 
 
-def is_signature_valid(
-    public_keys: PublicKeys, signature: bytes, nonce: bytes, federation_name: str, device: int
-) -> bool:
-    """Return whether a signature was made with the device's registered key."""
-    if device not in public_keys:
+def is_signature_valid(key: PublicKey | None, signature: object, message: bytes) -> bool:
+    """Return whether a signature of a message was made with a key."""
+    if key is None or not isinstance(signature, bytes):
         return False
     try:
-        public_keys[device].verify(
-            signature, _build_signed_message(nonce, federation_name, device), SIGNATURE_ALGORITHM
-        )
+        key.verify(signature, message, SIGNATURE_ALGORITHM)
     except InvalidSignature:
         return False
     return True
 
 
-def _build_signed_message(nonce: bytes, federation_name: str, device: int) -> bytes:
+def build_challenge(nonce: bytes, federation_name: str, device: int) -> bytes:
+    """Return the message that a device signs to prove its key."""
     return SIGNATURE_CONTEXT + nonce + federation_name.encode() + b"\x00" + str(device).encode()

@@ -6,6 +6,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib import import_module
 from importlib.util import find_spec
@@ -35,6 +36,17 @@ _NAME_MISMATCH = (62, 64)  # OpenSSL's codes for a wrong host name and a wrong a
 
 def parse_server_address(server: str, ca: Path | None, key: Path | None) -> tuple[str, int]:
     """Return host and port; raise an error for remote hosts without TLS and key."""
+    host, port = split_address(server)
+    check_loopback(host, has_keys=ca is not None and key is not None)
+    if ca is not None:
+        _make_tls_context(ca)
+    if key is not None:
+        check_private_file(key)
+    return host, port
+
+
+def split_address(server: str) -> tuple[str, int]:
+    """Return the host and the port of HOST:PORT."""
     host, _, port = server.rpartition(":")
     host = host.strip("[]")
     if not host or not (port.isascii() and port.isdigit()):
@@ -42,11 +54,6 @@ def parse_server_address(server: str, ca: Path | None, key: Path | None) -> tupl
     if int(port) not in PORTS:
         raise ValueError(f"Expected --server HOST:PORT with a port from 1 to 65535, got {server!r}")
     parse_host(host, "--server HOST:PORT with a host name or an address")
-    check_loopback(host, has_keys=ca is not None and key is not None)
-    if ca is not None:
-        _make_tls_context(ca)
-    if key is not None:
-        check_private_file(key)
     return host, int(port)
 
 
@@ -81,8 +88,8 @@ def detect_protocol(host: str, port: int, ca: Path | None) -> ServerKind:
     Raise OSError if there is no server or it does not say, and PermissionError if it cannot be
     trusted or speaks another protocol version.
     """
-    context = None if ca is None else _check_trust(host, port, ca)
-    raw = _ask_http(host, port, context) or _ask_grpc(host, port, ca)
+    roots = None if ca is None else _check_trust(host, port, ca)
+    raw = HeaderCall(DESCRIBE_ROUTE, DESCRIBE_CALL, SERVER_HEADER).send(host, port, roots)
     if raw is None:
         if ca is None and _needs_tls(host, port):
             raise PermissionError(
@@ -95,13 +102,12 @@ def detect_protocol(host: str, port: int, ca: Path | None) -> ServerKind:
     return msgspec.json.decode(raw, type=ServerInfo).kind
 
 
-def _check_trust(host: str, port: int, ca: Path) -> ssl.SSLContext:
-    """Raise an error if a server is not of this authority; return how to connect to it."""
+def _check_trust(host: str, port: int, ca: Path) -> bytes:
+    """Raise an error if a server is not of this authority; return its certificate."""
     context = _make_tls_context(ca)
     try:
         with _connect(host, port, context):
-            context.set_alpn_protocols(["http/1.1"])
-            return context
+            return ca.read_bytes()
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in _NAME_MISMATCH:
             names = _fetch_certificate_names(host, port, context)
@@ -120,39 +126,83 @@ def _check_trust(host: str, port: int, ca: Path) -> ssl.SSLContext:
         raise PermissionError(f"{host}:{port}: expected TLS, got none") from None
 
 
-def _ask_http(host: str, port: int, context: ssl.SSLContext | None) -> str | None:
-    if context is None:
-        connection = HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
-    else:
-        connection = HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
-    with closing(connection):
-        try:
-            connection.request("GET", DESCRIBE_ROUTE)
-            return connection.getresponse().getheader(SERVER_HEADER)
-        except (HTTPException, OSError):
+@dataclass(frozen=True)
+class HeaderCall:
+    """A call whose request and answer are one header each, over HTTP or gRPC."""
+
+    route: str  # of HTTP
+    method: str  # of gRPC
+    header: str
+    value: str = ""  # of the request
+
+    def send(
+        self, host: str, port: int, roots: bytes | None, *, is_pinned: bool = False
+    ) -> str | None:
+        """Return the answer of a server that has a certificate of `roots`; None without one.
+
+        A pinned certificate is the server's own, whatever its names.
+        """
+        answer = self._send_http(host, port, roots, is_pinned)
+        return answer or self._send_grpc(host, port, roots, is_pinned)
+
+    def _send_http(self, host: str, port: int, roots: bytes | None, is_pinned: bool) -> str | None:
+        if roots is None:
+            connection = HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+        else:
+            context = ssl.create_default_context(cadata=roots.decode())
+            context.set_alpn_protocols(["http/1.1"])
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.check_hostname = not is_pinned
+            connection = HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
+        with closing(connection):
+            try:
+                connection.request("GET", self.route, headers={self.header: self.value})
+                return connection.getresponse().getheader(self.header)
+            except (HTTPException, OSError):
+                return None
+
+    def _send_grpc(self, host: str, port: int, roots: bytes | None, is_pinned: bool) -> str | None:
+        if find_spec("grpc") is None:
             return None
+        grpc: Any = import_module("grpc")
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        options: list[tuple[str, int | str]] = [
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        if is_pinned:
+            options.append(("grpc.ssl_target_name_override", LOCAL_HOSTS[0]))
+        if roots is None:
+            channel = grpc.insecure_channel(address, options)
+        else:
+            channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(roots), options)
+        with channel:
+            metadata = [(self.header, self.value)]
+            open_stream = channel.stream_stream(self.method)
+            call = open_stream(iter(()), timeout=TIMEOUT_SECONDS, metadata=metadata)
+            try:
+                for _ in call:
+                    pass  # everything is in the headers
+                answer: str | None = dict(call.trailing_metadata()).get(self.header)
+                return answer
+            except grpc.RpcError:
+                return None
 
 
-def _ask_grpc(host: str, port: int, ca: Path | None) -> str | None:
-    if find_spec("grpc") is None:
-        return None
-    grpc: Any = import_module("grpc")
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-    if ca is None:
-        channel = grpc.insecure_channel(address, options)
-    else:
-        credentials = grpc.ssl_channel_credentials(ca.read_bytes())
-        channel = grpc.secure_channel(address, credentials, options)
-    with channel:
-        call = channel.stream_stream(DESCRIBE_CALL)(iter(()), timeout=TIMEOUT_SECONDS)
-        try:
-            for _ in call:
-                pass  # everything is in the headers
-            info: str | None = dict(call.trailing_metadata()).get(SERVER_HEADER)
-            return info
-        except grpc.RpcError:
-            return None
+def fetch_certificate(host: str, port: int) -> bytes:
+    """Return the certificate that a server shows, of which nothing is known yet."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    try:
+        with _connect(host, port, context) as secure:
+            raw = secure.getpeercert(binary_form=True) or b""
+    except ssl.SSLError:
+        raise PermissionError(f"{host}:{port}: expected TLS, got none") from None
+    except OSError as error:
+        raise ConnectionError(f"no server at {host}:{port}: {error}") from None
+    return ssl.DER_cert_to_PEM_cert(raw).encode()
 
 
 def _needs_tls(host: str, port: int) -> bool:
@@ -182,7 +232,7 @@ def _make_tls_context(ca: Path) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=str(ca))
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{ca}: expected the authority of `pliant deploy init`, found no file"
+            f"{ca}: expected the certificate of an authority, found no file"
         ) from None
     except (ssl.SSLError, IsADirectoryError):
         raise ValueError(f"{ca}: expected a certificate in PEM, got something else") from None

@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from pliant.deploy.device.host import Limits
-from pliant.deploy.security.certificates import check_fleet_keys, find_device_files
+from pliant.deploy.security.certificates import check_server_keys, find_device_files
+from pliant.deploy.security.enrolment import enrol_local_device
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.deploy.supervise.server import ServerSupervisor
@@ -31,7 +32,7 @@ class Federation:
         limits: Limits | None = None,
     ) -> None:
         if keys is not None:
-            check_fleet_keys(keys, experiment.fleet.size)
+            check_server_keys(keys)
         kind = select_server_kind(experiment)
         self.server = ServerSupervisor(
             kind, folder, settings or ServerSettings(), port=port, keys=keys
@@ -42,8 +43,12 @@ class Federation:
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
         try:
             for number in range(experiment.fleet.size):
-                ca, key = find_device_files(keys, number) if keys else (None, None)
                 state, address = folder / "devices" / str(number), self.server.address
+                ca, key = None, None
+                if keys is not None:
+                    if not (state / "keys").exists():
+                        enrol_local_device(keys, number, state / "keys")
+                    ca, key, _ = find_device_files(state / "keys")
                 device = DeviceSupervisor(
                     kind, number, address, state, limits or Limits(), ca=ca, key=key
                 )

@@ -18,7 +18,7 @@ from secrets import token_hex
 import msgspec
 import psutil
 
-from pliant.deploy.security.certificates import check_private_file
+from pliant.deploy.security.certificates import check_server_keys
 from pliant.deploy.security.probe import check_loopback
 from pliant.deploy.settings import (
     BYTE_LIMIT_FILE,
@@ -72,7 +72,7 @@ class ServerSupervisor(Supervisor):
         folder = folder.resolve()
         if keys is not None:
             keys = keys.resolve()
-            check_private_file(keys / "server.key")
+            check_server_keys(keys)
         # before the port, which a server that holds the lock has taken as well
         if (folder / LOCK_FILE).exists():
             RunLock(folder, LOCK_FILE).release()
@@ -102,6 +102,7 @@ class ServerSupervisor(Supervisor):
             yield from records[count:]
             count = len(records)
             if self._follower.is_done() and not is_ending:
+                self._on_close.callback(self._backend.remove_state)
                 return
             self.check()
             time.sleep(POLL_SECONDS)
@@ -134,6 +135,9 @@ class _SplitServer:
         command = make_command("pliant.deploy.grpc.server_main", setup)
         return ChildProcess(command, self.log_path, make_process_env(self._folder))
 
+    def remove_state(self) -> None:
+        """Keep the run, as it has all its state in its checkpoints."""
+
     def find_failure(self, exit_code: int | None) -> str | None:
         if exit_code is not None and exit_code < 0:
             return None
@@ -158,6 +162,7 @@ class _FlowerServer:
             Service("superexec", "SuperExec", self._start_superexec, self.log_path),
         )
         self._run_id: int | None = None
+        self._has_started = False
         self._control_secret, self._superexec_secret = token_hex(32), token_hex(32)
 
     def start_run(self) -> "_SubmittedRun":
@@ -167,8 +172,6 @@ class _FlowerServer:
             "address": self._address,
             "ca": None if self._ca is None else str(self._ca),
             "folder": str(self._folder),
-            "keys": None if self._keys is None else str(self._keys),
-            "registry": str(self._home / "registered.json"),
             "last_run": self._run_id,
         }
         result = subprocess.run(
@@ -193,8 +196,11 @@ class _FlowerServer:
     def _start_superlink(self) -> ChildProcess:
         check_port(self._host, self._port)
         self._home.mkdir(parents=True, exist_ok=True)
+        if not self._has_started:  # only a restarted SuperLink needs what it has stored
+            self.remove_state()
+            self._has_started = True
         command = [sys.executable, "-m", "pliant.deploy.flower.superlink"]
-        command += [str(self._folder / BYTE_LIMIT_FILE)]
+        command += [str(self._folder / BYTE_LIMIT_FILE), str(self._keys or "")]
         command += ["--host", self._host, "--port", str(self._port)]
         command += ["--isolation", "process", "--disable-runtime-dependency-installation"]
         command += ["--database", str(self._home / "state.db"), *self._pass_superexec_secret()]
@@ -212,6 +218,11 @@ class _FlowerServer:
             child.stop()
             raise
         return child
+
+    def remove_state(self) -> None:
+        """Delete what SuperLink has stored: messages, nodes and tokens of tasks."""
+        for path in self._home.glob("state.db*"):
+            path.unlink(missing_ok=True)
 
     def _pass_superexec_secret(self) -> list[str]:
         path = self._home / "superexec.secret"
