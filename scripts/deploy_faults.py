@@ -15,7 +15,8 @@ resets, stops halfway or forwards one byte per second. `hang`: in every other ro
 worker or SuperNode is suspended until the round has ended without it. `flood`: in every other
 round, eight threads send megabytes of valid messages to the server's port, without a key. `all`:
 one or two of these per round. In each case, every dispatched task must have exactly one outcome in
-the ledger. On a busy machine, allow more than five seconds with `--tolerance`.
+the ledger. Each device has its images in a folder of its own, and the server has none. On a busy
+machine, allow more than five seconds with `--tolerance`.
 """
 
 import argparse
@@ -25,8 +26,10 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 from faults import Proxy, flood, kill_devices, kill_server, resume, suspend
 
+from pliant.deploy.device.host import Limits
 from pliant.deploy.security.certificates import make_keys
 from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.child_process import run_supervisor
@@ -48,14 +51,28 @@ def make_experiment(devices: int, rounds: int, seconds: float, late: str) -> Exp
     """Make a small run of four mini-batches per device."""
     config = {
         "method": {"type": "fedavg"},
+        "network": {"input": [1, 28, 28], "classes": 10, "mean": [0.1307], "std": [0.3081]},
         "fleet": {"size": devices, "round_seconds": seconds},
-        "data": {"proxy": 7600},
+        "data": {"proxy": 7600},  # of the simulation, whose parts the devices get
         "rounds": rounds,
         "per_round": devices,
         "rules": {"late": late},
-        "evaluation": {"every": 1000},
+        "evaluation": {"every": 1000, "statistics": {"type": "running"}},
     }
     return decode(config, Experiment)
+
+
+def write_data(experiment: Experiment, folder: Path) -> list[Limits]:
+    """Write each device's part of the simulated data; return the limits that name its folder."""
+    _, data = build_experiment(experiment)
+    limits = []
+    for device, share in enumerate(data.shares):
+        path = folder / str(device)
+        path.mkdir(parents=True, exist_ok=True)
+        pixels, labels = data.train.pixels[share].numpy(), data.train.labels[share].numpy()
+        np.savez(path / "digits.npz", images=pixels, labels=labels)
+        limits.append(Limits(data=str(path.resolve()), test_share=0.0))
+    return limits
 
 
 def check_ledger(folder: Path) -> tuple[float, float]:
@@ -136,21 +153,26 @@ def main() -> int:
     federation = Federation(experiment, folder, settings=settings, port=options.port, keys=keys)
     rng = random.Random(0)
     proxy = Proxy(options.port)
-    if options.fault in ("wire", "all"):
-        first = federation.devices[0]
-        federation.devices[0] = DeviceSupervisor(
-            "federated", 0, f"127.0.0.1:{proxy.port}", folder / "devices" / "0", first.limits,
-            ca=keys / "ca.crt", key=folder / "devices" / "0" / "keys" / "key",
+    for device, limits in enumerate(write_data(experiment, folder / "data")):
+        is_behind_proxy = device == 0 and options.fault in ("wire", "all")
+        port = proxy.port if is_behind_proxy else options.port
+        state = folder / "devices" / str(device)
+        federation.devices[device] = DeviceSupervisor(
+            "federated", device, f"127.0.0.1:{port}", state, limits,
+            ca=keys / "ca.crt", key=state / "keys" / "key",
         )  # fmt: skip
-    hits: list[Counter[str]] = []
+    hits: dict[int, list[Counter[str]]] = {}  # by round
     suspended: list[int] = []
     with run_supervisor(federation):
         for record in federation.watch():
             sys.stdout.write(f"round {record.round}: {record.seconds:.1f} s {record.outcomes}\n")
             sys.stdout.flush()
-            hits += inject_faults(options, federation, proxy, rng, suspended, record.round)
+            if record.round not in hits:  # a killed server may run a round again
+                hits[record.round] = inject_faults(
+                    options, federation, proxy, rng, suspended, record.round
+                )
     proxy.close()
-    sys.stdout.write(f"faults {dict(sum(hits, Counter()))}\n")
+    sys.stdout.write(f"faults {dict(sum(sum(hits.values(), []), Counter()))}\n")
     wait, time = check_ledger(folder)
     if options.fault == "server":
         net, data = build_experiment(experiment)
