@@ -12,7 +12,7 @@ from pliant.deploy.grpc import handshake, server_main
 from pliant.deploy.grpc.client import GrpcClient
 from pliant.deploy.grpc.device import SplitDevice
 from pliant.deploy.grpc.server_main import SplitServerRun
-from pliant.deploy.settings import ServerSettings
+from pliant.deploy.settings import ServerRefusal, ServerSettings
 from pliant.engine.run_store import read_records
 from pliant.engine.split_loop import simulate_split
 from pliant.experiment.build import build_experiment, build_session
@@ -107,7 +107,10 @@ def connect_devices(devices, port, folder, keys=None):
         while not is_over.is_set():
             clients[device.number] = make_client(device, port, keys)
             with suppress(Killed):
-                clients[device.number].run()
+                try:
+                    clients[device.number].run()
+                except ServerRefusal as refusal:
+                    clients[device.number].refusal = str(refusal)
                 return
             device = make_devices([device.number], folder)[device.number]
 

@@ -25,7 +25,7 @@ class ScoreFields(msgspec.Struct):
 class PersonalFields(msgspec.Struct):
     """Accuracy on the devices' own tests."""
 
-    per_device: list[float] = []
+    per_device: list[float | None] = []
     after_training: list[float | None] = []
 
     @property
@@ -73,8 +73,10 @@ class RoundFields(msgspec.Struct):
     @property
     def accuracy(self) -> float | None:
         """Return the mean of the devices' own tests if there is one, else the test accuracy."""
-        if self.personal is not None and self.personal.per_device:
-            return sum(self.personal.per_device) / len(self.personal.per_device)
+        per_device = [] if self.personal is None else self.personal.per_device
+        accuracies = [accuracy for accuracy in per_device if accuracy is not None]
+        if accuracies:
+            return sum(accuracies) / len(accuracies)
         if self.score is not None:
             return self.score.accuracy
         return None if self.on_devices is None else self.on_devices.accuracy

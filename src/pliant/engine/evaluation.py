@@ -46,14 +46,16 @@ class Score(Value, frozen=True):
 class PersonalScore(Value, frozen=True):
     """Accuracy on each device's own test images."""
 
-    per_device: tuple[float, ...]  # accuracy, device by device
+    # accuracy, device by device; None of a device that should test its network and is absent
+    per_device: tuple[float | None, ...]
     after_training: tuple[float | None, ...] = ()  # of each device's locally trained network
-    thresholded: tuple[float, ...] = ()  # with gates below the threshold closed
+    thresholded: tuple[float | None, ...] = ()  # with gates below the threshold closed
 
     @property
     def accuracy(self) -> float:
         """Return the mean over devices."""
-        return sum(self.per_device) / len(self.per_device)
+        accuracies = [accuracy for accuracy in self.per_device if accuracy is not None]
+        return sum(accuracies) / len(accuracies)
 
     @property
     def local_accuracy(self) -> float | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,12 +24,14 @@ from pliant.engine.run_inputs import check_inputs, describe_inputs
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.selection import select_devices
 from pliant.engine.split_virtual import VirtualEnvironment
-from pliant.params import Params, clone, digest, flatten
+from pliant.params import Params, clone, digest
 from pliant.split.base import ChargedEnvironment
 from pliant.split.exchange import SplitRound
 from pliant.split.session import ClientFactory, Session, SplitSetup
 from pliant.workers.pool import use_one_thread
 
+# Returns a client's accuracy, given the parameters of the server's part; None if it is not known.
+ClientTest = Callable[[int, Params], float | None]
 REJECTED = "rejected"  # begins the outcome of a client that was rejected
 FIXED_ROUNDS = "split learning keeps no optimiser state after its last round"
 
@@ -131,11 +134,13 @@ def run_split(
     folder: Path | None = None,
     inputs: dict[str, Any] | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
+    test_client: ClientTest | None = None,
 ) -> Iterator[RoundRecord]:
     """Train round by round, wherever the clients are, and yield a record of each round.
 
     `make_environment` builds the environment of a round from its number, start time and selected
-    clients; with `inputs`, a folder in which a run had others is refused.
+    clients; with `inputs`, a folder in which a run had others is refused. `test_client` lets a
+    client test its network itself, on images that are not here.
     """
     # a server's state may have activations and labels
     opened = None if folder is None else closing(RunStore(folder, is_private=True))
@@ -146,7 +151,8 @@ def run_split(
         first_round, now = 0, 0.0
         if run_state is not None:
             first_round, now = run_state.next_round, run_state.seconds
-            _restore(session, run_state)
+            if first_round < settings.rounds:  # else it was saved without optimiser state
+                _restore(session, run_state)
         for number in range(first_round, settings.rounds):
             selected = select_clients(session, settings, number, now)
             environment = make_environment(number, now, selected)
@@ -162,14 +168,11 @@ def run_split(
             now += environment.seconds_elapsed()
             is_last = number + 1 == settings.rounds
             is_over = is_last or is_stopped()
-            is_tested = not session.is_dry and len(session.data.test) > 0
             personal = final_digest = new_state = None
-            if is_tested and (is_last or (number + 1) % settings.evaluation.every == 0):
-                personal = _evaluate_clients(session, method.threshold, settings.evaluation)
+            if is_last or (number + 1) % settings.evaluation.every == 0:
+                personal = _evaluate_clients(session, method, settings.evaluation, test_client)
             if is_last:
-                clients = {f"client{n}": part.state_dict() for n, part in session.clients.items()}
-                state = flatten({"server": session.server.state_dict(), **clients})
-                final_digest = digest(state)
+                final_digest = _compute_digest(session)
             if store and (is_over or (number + 1) % settings.checkpoint_every == 0):
                 new_state = _make_run_state(session, number + 1, now, is_last=is_last)
             records = environment.charge_control(records)  # evaluation and checkpoints included
@@ -244,18 +247,39 @@ class RoundEnvironment(ChargedEnvironment, Protocol):
         """Add what was sent besides the exchanges, if that is known, to the records of a round."""
 
 
-def _evaluate_clients(session: Session, threshold: float, evaluation: Evaluation) -> PersonalScore:
-    """Score each client's full network on its own test images."""
+def _evaluate_clients(
+    session: Session,
+    method: SplitMethod,
+    evaluation: Evaluation,
+    test_client: ClientTest | None,
+) -> PersonalScore | None:
+    """Score each client's full network on its own test images; None if there are none."""
+    if session.is_dry or (test_client is None and not len(session.data.test)):
+        return None
 
-    def measure(threshold: float, client: int) -> float:
-        params = session.assemble_params(client, threshold)
+    def measure(threshold: float, client: int) -> float | None:
+        server_params = session.server.effective_params(client, threshold)
+        if test_client is not None:
+            return test_client(client, server_params)
+        params = session.assemble_params(client, server_params)
         return measure_accuracy(session.net, params, session.data, client, evaluation)
 
-    clients = range(len(session.data))
+    clients, threshold = range(len(session.data)), method.threshold
+    accuracies = tuple(measure(0.0, client) for client in clients)
+    if all(accuracy is None for accuracy in accuracies):
+        return None
     return PersonalScore(
-        tuple(measure(0.0, client) for client in clients),
+        accuracies,
         thresholded=tuple(measure(threshold, client) for client in clients if threshold),
     )
+
+
+def _compute_digest(session: Session) -> str:
+    """Return the SHA-256 of the digests of all parts, which need not be here."""
+    checksum = sha256(digest(session.server.state_dict()).encode())
+    for client in sorted(session.clients):
+        checksum.update(f" {client} {session.clients[client].digest()}".encode())
+    return checksum.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -278,7 +302,8 @@ def _make_run_state(
 ) -> RunState:
     def select(state: Params) -> Params:
         # a finished run is never resumed, and optimiser state would be two thirds of the file
-        return {name: t for name, t in state.items() if not is_last or "params/" in name}
+        is_kept = ("params/", "kept/")  # of a part on a device, only a digest is here
+        return {n: t for n, t in state.items() if not is_last or any(k in n for k in is_kept)}
 
     server = SplitState(select(session.server.state_dict()), dict(session.method_state))
     clients = {
@@ -291,9 +316,6 @@ def _make_run_state(
 
 
 def _restore(session: Session, run_state: RunState) -> None:
-    first = run_state.device_states.get(0)
-    if first is not None and "time" not in first.part:
-        return  # a finished run, saved without optimiser state
     session.server.load_state_dict(run_state.server_state.params)
     session.method_state.update(run_state.server_state.method_state)
     if isinstance(session.data, DeclaredData):

@@ -87,6 +87,10 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
         return self.head and self.objective == "contrast"
 
     @property
+    def shares_parts(self) -> bool:
+        return self.relay
+
+    @property
     def is_client_trained(self) -> bool:
         return self.objective == "contrast" or self.gradient or self.beta > 0
 

@@ -65,6 +65,10 @@ class AuxSplit(Value, frozen=True, tag="auxsplit"):
                 f"federate = {self.federate}, align = {self.align}, joined = {self.joined}"
             )
 
+    @property
+    def shares_parts(self) -> bool:
+        return self.federate or self.align > 0
+
     def make_head(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return make_classifier(shape, classes)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pliant.nn.elastic import Elastic
 from pliant.nn.subnet import Subnet
-from pliant.params import Params
+from pliant.params import Params, digest
 from pliant.rng import rng_stream
 from pliant.split.part import ForwardPass, TrainablePart
 from pliant.split.payload import Message, encode_labels
@@ -57,9 +57,11 @@ class SplitClient(Protocol):
     def load_params(self, params: Mapping[str, Tensor]) -> None:
         """Replace the parameters; keep the optimiser's state."""
 
-    def reset_optimiser(self) -> None: ...
+    def digest(self) -> str:
+        """Return the SHA-256 of the part with its optimiser's state, wherever it is."""
 
-    def state_dict(self) -> Params: ...
+    def state_dict(self) -> Params:
+        """Return what the server's checkpoint has of the part."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
@@ -105,6 +107,9 @@ class LocalClient(TrainablePart):
     def skip(self) -> None:
         self._run_forward()  # updates norm statistics
         self._request = self._forward_pass = None
+
+    def digest(self) -> str:
+        return digest(self.state_dict())
 
     def _run_forward(self) -> tuple[ForwardPass, Tensor]:
         if self._forward_pass is None:

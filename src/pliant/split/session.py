@@ -37,6 +37,10 @@ class SplitSetup(Protocol):
     @property
     def payload(self) -> Payload: ...
 
+    @property
+    def shares_parts(self) -> bool:
+        """Return whether clients' parts are sent to the server, to be merged or passed on."""
+
     def make_head(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Make the head of a client's part for activations of this shape."""
 
@@ -69,6 +73,7 @@ class Session:
         self.net, self.data, self.fleet = net, data, fleet
         self.seed, self.is_dry = seed, is_dry
         self.local, self.payload = method.local, method.payload
+        self.shares_parts = method.shares_parts
         self._make_client, self._only_client = make_client, only_client
         self.split_network = split_network(net, example, method.cut)
         shapes = self.split_network.cut_point.shapes
@@ -189,14 +194,13 @@ class Session:
             return self.device_macs, self.device_training_macs
         return self.device_net.macs(subnet), self.device_net.macs(subnet, training=True)
 
-    def assemble_params(self, client: int, threshold: float) -> Params:
+    def assemble_params(self, client: int, server_params: Params) -> Params:
         """Return a client's full network: its own part and the server's."""
         device_params = {
             name.removeprefix("device."): tensor
             for name, tensor in self.clients[client].params.items()
             if name.startswith("device.")
         }
-        server_params = self.server.effective_params(client, threshold)
         return {**get_params(self.net), **device_params, **server_params}
 
     @cached_property

@@ -30,6 +30,7 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
     """
 
     threshold: ClassVar[float] = 0.0
+    shares_parts: ClassVar[bool] = True
 
     cut: str = "stage1"  # the last layer of the client's part
     local: SplitTraining = SplitTraining()

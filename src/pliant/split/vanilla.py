@@ -31,6 +31,7 @@ class VanillaSplit(Value, frozen=True, tag="split"):
     """
 
     threshold: ClassVar[float] = 0.0
+    shares_parts: ClassVar[bool] = True
 
     cut: str = "stage1"  # the last layer of the client's part
     local: SplitTraining = SplitTraining()

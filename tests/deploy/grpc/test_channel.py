@@ -17,6 +17,7 @@ from pliant.deploy.grpc.channel import (
 from pliant.deploy.grpc.device import SplitDevice
 from pliant.deploy.grpc.frames import (
     DeviceHeader,
+    KeptPart,
     Ready,
     ServerHeader,
     SplitReply,
@@ -56,7 +57,9 @@ class RecordingClient:
 
 class RecordingDevice(SplitDevice):
     def _build_client(self, encoded_experiment):
-        return RecordingClient()
+        client = RecordingClient()
+        self._initial_state = client.state_dict()
+        return client
 
 
 class Connection:
@@ -69,7 +72,7 @@ class Connection:
         for _ in range(3):
             self.move()
         assert self.channel.join_round()
-        self.channel.send_request("restore", tensors=RecordingClient().state_dict())
+        self.channel.send_request("restore", kept=KeptPart(0))
 
     def kill(self):
         self.device = RecordingDevice(0, self.folder, Limits())
@@ -154,10 +157,10 @@ def test_pending_requests_are_limited_and_a_silent_device_leaves(tmp_path):
     _, announced_epoch = channel.get_next_frame(stream_id, None, {}, timeout=0.0)
     channel.mark_ready(stream_id, epoch, 0)
     assert channel.join_round()
-    numbers = [channel.send_request("forget") for _ in range(MAX_PENDING_REQUESTS)]
+    numbers = [channel.send_request("drop") for _ in range(MAX_PENDING_REQUESTS)]
     assert numbers == list(range(1, MAX_PENDING_REQUESTS + 1))
     channel._condition.wait = lambda seconds: None  # the clock advances by itself
-    assert channel.send_request("forget") is None  # no reply came: the device has left
+    assert channel.send_request("drop") is None  # no reply came: the device has left
     assert not channel.is_in_round
     frame, announced_epoch = channel.get_next_frame(stream_id, announced_epoch, {}, timeout=0.0)
     assert decode_message(frame, ServerHeader)[0].epoch == announced_epoch == channel.epoch != epoch
@@ -197,7 +200,7 @@ def test_a_device_refuses_a_gap(tmp_path):
     connection = Connection(tmp_path)
     connection.drain()
     with pytest.raises(MalformedMessage, match="request 2, got 4"):
-        connection.device.handle_request(SplitRequest(4, "forget"), {})
+        connection.device.handle_request(SplitRequest(4, "drop"), {})
 
 
 def test_a_truncated_frame_is_refused():

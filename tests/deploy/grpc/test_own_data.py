@@ -29,9 +29,13 @@ def source(tmp_path):
     """Return the simulated data of an experiment, whose shares are in a folder per device."""
     experiment = make_experiment(tmp_path)
     _, data = build_experiment(experiment)
+    tests = np.arange(len(data.test))
     for device, share in enumerate(data.shares):
-        pixels, labels = data.train.pixels[share].numpy(), data.train.labels[share].numpy()
-        np.savez(tmp_path / f"{device}.npz", images=pixels, labels=labels)
+        for part, images, indices in (("train", data.train, share), ("test", data.test, tests)):
+            folder = tmp_path / str(device) / part
+            folder.mkdir(parents=True)
+            pixels, labels = images.pixels[indices].numpy(), images.labels[indices].numpy()
+            np.savez(folder / "images.npz", images=pixels, labels=labels)
     np.savez(tmp_path / "holdout.npz", images=data.test.pixels, labels=data.test.labels)
     return data
 
@@ -48,7 +52,7 @@ def make_devices(folder, **limits):
         number: SplitDevice(
             number,
             folder / f"device{number}",
-            Limits(code=str(folder), data=str(folder / f"{number}.npz"), test_share=0.0, **limits),
+            Limits(code=str(folder), data=str(folder / str(number)), **limits),
         )
         for number in range(3)
     }
@@ -56,7 +60,8 @@ def make_devices(folder, **limits):
 
 @pytest.mark.parametrize("method", ["adasplit", "splitfed", "split", "oneshot"])
 def test_own_data_train_the_network_of_the_simulation(tmp_path, source, method):
-    server = {"holdout": str(tmp_path / "holdout.npz")}
+    """The server tests the network if it has the parts and images; else the devices do."""
+    server = {"holdout": str(tmp_path / "holdout.npz")} if method == "splitfed" else {}
     experiment = make_own_experiment(tmp_path, source, method, server=server)
     *_, simulated = simulate_rounds(experiment)
     data = {"name": "expected to be loaded by nobody"}
@@ -66,19 +71,17 @@ def test_own_data_train_the_network_of_the_simulation(tmp_path, source, method):
     devices = make_devices(tmp_path, hide_classes=method == "split")
     *_, record = run_with_devices(hidden, tmp_path, devices=devices, pace="measured")
     assert record.digest == simulated.digest
-    # the simulation evaluates on all test images, which are the hold-out images
+    # the simulation evaluates on all test images, which are those of every device
     assert record.personal.per_device == simulated.personal.per_device
     declared = load_run_state(tmp_path / "run").declarations
     assert [declared[number].max_samples for number in range(3)] == list(source.sizes())
 
 
-def test_a_server_without_images_gives_no_scores(tmp_path, source):
-    experiment = make_own_experiment(tmp_path, source, rounds=1)
-    records = run_with_devices(
-        experiment, tmp_path, devices=make_devices(tmp_path), pace="measured"
-    )
-    assert records[-1].accuracy is None
-    assert records[-1].digest is not None
+def test_a_holdout_is_refused_if_clients_keep_their_parts(tmp_path, source):
+    server = {"holdout": str(tmp_path / "holdout.npz")}
+    experiment = make_own_experiment(tmp_path, source, server=server)
+    with pytest.raises(ValueError, match=r"no \[server\] holdout .* they test on their own images"):
+        make_server_run(experiment, pace="measured")
 
 
 def run_until_all_are_refused(experiment, folder, monkeypatch, **limits):
@@ -86,7 +89,7 @@ def run_until_all_are_refused(experiment, folder, monkeypatch, **limits):
     run = make_server_run(experiment, pace="measured")
 
     def read_clock():
-        has_refused_all = all(remote.declaration_problem for remote in run.clients.values())
+        has_refused_all = all(remote.problem for remote in run.clients.values())
         return 2 * LIMIT if has_refused_all else 0.0
 
     clock = SimpleNamespace(monotonic=read_clock, sleep=time.sleep)

@@ -40,6 +40,7 @@ class DeviceChannel:
         self.deadline: float | None = None  # after which no reply is waited for in this round
         self.batch_seconds: list[float] = []  # of the round's mini-batches, in all epochs
         self._sent_bytes = self._received_bytes = 0  # in frames that are not charged yet
+        self._refusals: dict[int, str] = {}  # by stream: why it ends
         self._start_epoch()
 
     def _start_epoch(self) -> None:
@@ -71,6 +72,7 @@ class DeviceChannel:
         tensors: Mapping[str, Tensor] | None = None,
         *,
         batch: BatchRequest | None = None,
+        kept: frames.KeptPart | None = None,
         needs_reply: bool = False,
     ) -> int | None:
         """Queue a request, waiting only while too many are pending.
@@ -83,7 +85,7 @@ class DeviceChannel:
                 return None
             self._last_number += 1
             number = self._last_number
-            request = frames.SplitRequest(number, kind, batch=batch)
+            request = frames.SplitRequest(number, kind, batch=batch, kept=kept)
             self._pending_requests[number] = request, dict(tensors or {})
             if needs_reply:
                 self._awaited_replies.add(number)
@@ -121,6 +123,18 @@ class DeviceChannel:
             self.is_in_round = False
             self._start_epoch()
             self._condition.notify_all()
+
+    def refuse(self, reason: str) -> None:
+        """Drop the device and end its stream, telling it why."""
+        with self._condition:
+            self._refusals = {self._stream_id: reason}
+            self.detach(self._stream_id)
+            self.leave_round()
+
+    def get_refusal(self, stream_id: int) -> str | None:
+        """Return why a stream was ended, if the device is refused."""
+        with self._condition:
+            return self._refusals.get(stream_id)
 
     def close(self) -> None:
         """Tell the stream that the run is over."""

@@ -3,6 +3,9 @@
 After every request that leaves no mini-batch open, it writes its part and the replies that the
 server may not have yet to one file. A killed device resumes from this file: the server repeats the
 later requests, and the same data, filters and gradients give the same bits.
+
+After every round it keeps its part in a file of its own, and tells the server only the digest. A
+restarted server names the part that its checkpoint belongs to: the newest one, or the one before.
 """
 
 import os
@@ -22,13 +25,16 @@ from pliant.deploy.device.own_data import OwnDataReader
 from pliant.deploy.grpc import frames
 from pliant.deploy.grpc.frames import find_max_message_bytes
 from pliant.deploy.messages import MalformedMessage, encode_message
+from pliant.engine.evaluation import measure_accuracy
 from pliant.experiment.build import build_session
 from pliant.experiment.config import Experiment
 from pliant.methods.base import TaskKey
-from pliant.params import Params, flatten, nbytes, select_subtree
-from pliant.split.client import SplitClient
+from pliant.methods.validation import check_tensors, make_specs
+from pliant.nn.norm_statistics import RunningStats
+from pliant.params import Params, digest, flatten, get_params, select_subtree
+from pliant.split.client import BatchRequest, SplitClient
 from pliant.split.payload import Message
-from pliant.storage import checkpoint, formats
+from pliant.storage import atomic, checkpoint, formats
 from pliant.value import decode
 
 STATE_PREFIX, REPLY_PREFIX = "state", "answer"
@@ -60,13 +66,17 @@ class SplitDevice:
         self._is_batch_open = False
         self._declaration: DataDeclaration | None = None  # of its own data
 
+    def list_kept(self) -> list[Path]:
+        """Return the files of the parts that are kept, newest first."""
+        return sorted(self.folder.glob("kept-*.ckpt"), reverse=True)
+
     def configure(self, config: frames.SplitRunConfig) -> list[bytes]:
         """Build the client that the server describes, once; return the first frames to send."""
         self.check_limits()
-        digest = sha256(msgspec.json.encode(config.experiment)).hexdigest()
-        if digest != self._experiment_digest:
+        experiment_digest = sha256(msgspec.json.encode(config.experiment)).hexdigest()
+        if experiment_digest != self._experiment_digest:
             self._client = self._build_client(config.experiment)
-            self._experiment_digest, self._channel_epoch = digest, ""
+            self._experiment_digest, self._channel_epoch = experiment_digest, ""
         if config.epoch != self._channel_epoch:
             self._load(config.epoch)
         return [
@@ -83,7 +93,7 @@ class SplitDevice:
         if request.number != self._done_up_to + 1:
             raise MalformedMessage(f"request {self._done_up_to + 1}, got {request.number}")
         start = self.clock()
-        shape, result = self._execute(request, tensors)
+        reply, result = self._execute(request, tensors)
         elapsed = self.clock() - start
         seconds = 0.0
         if request.kind in ("ask", "learn", "drop"):
@@ -94,8 +104,7 @@ class SplitDevice:
             seconds, self._batch_seconds = self._batch_seconds, 0.0
         self._done_up_to = done = request.number
         saved = self._saved_up_to if self._is_batch_open else done
-        declaration = self._declaration if request.kind == "declare" else None
-        reply = frames.SplitReply(done, saved, seconds, shape, declaration)
+        reply = msgspec.structs.replace(reply, saved_up_to=saved, seconds=seconds)
         frame = encode_message(reply, result)
         self._pending_replies[done] = frame
         if not self._is_batch_open:
@@ -104,27 +113,22 @@ class SplitDevice:
 
     def _execute(
         self, request: frames.SplitRequest, tensors: Params
-    ) -> tuple[tuple[int, ...], Params]:
-        """Return the shape of the activations, if there are any, and the tensors of the reply."""
+    ) -> tuple[frames.SplitReply, Params]:
+        """Return the reply, apart from its times, and its tensors."""
         client, kind = self._client, request.kind
+        reply = frames.SplitReply(request.number, 0)
         if kind == "ask":
-            batch = request.batch
-            if batch is None:
+            if request.batch is None:
                 raise MalformedMessage("a request with a mini-batch, got none")
-            if batch.step == 0:
-                self.check_limits()
-                self._cpu_share = self.limits.compute_cpu_share(read_host())
-            client.request_batch(batch)
-            self._is_batch_open = True
-            message = client.forward() if batch.needs_activation else None
-            if not isinstance(message, Message):
-                return (), {}
-            parts = {frames.ACTIVATIONS: message.body, frames.LABELS: message.labels}
-            return message.shape, {n: frames.bytes_to_tensor(raw) for n, raw in parts.items()}
+            shape, result = self._start_batch(request.batch)
+            return msgspec.structs.replace(reply, shape=shape), result
         if kind == "params":
-            return (), client.params
-        if kind == "state":
-            return (), client.state_dict()
+            return reply, client.params
+        if kind == "declare":
+            return msgspec.structs.replace(reply, declaration=self._declaration), {}
+        if kind == "test":
+            tests, correct = self._test(tensors)
+            return msgspec.structs.replace(reply, tests=tests, correct=correct), {}
         if kind == "learn":
             gradient = tensors.get(frames.GRADIENT)
             client.backward(None if gradient is None else frames.tensor_to_bytes(gradient))
@@ -132,14 +136,71 @@ class SplitDevice:
             client.skip()
         elif kind == "take":
             client.load_params(tensors)
-        elif kind == "forget":
-            client.reset_optimiser()
-        elif kind == "declare":
-            return (), {}
         else:
-            client.load_state_dict(tensors)
+            if request.kept is None:
+                raise MalformedMessage("a request that names a part, got none")
+            change = self._keep if kind == "keep" else self._restore
+            reply = msgspec.structs.replace(reply, digest=change(request.kept.number))
         self._is_batch_open = False
-        return (), {}
+        return reply, {}
+
+    def _start_batch(self, batch: BatchRequest) -> tuple[tuple[int, ...], Params]:
+        """Return the shape of the activations and the message, if they are needed now."""
+        if batch.step == 0:
+            self.check_limits()
+            self._cpu_share = self.limits.compute_cpu_share(read_host())
+        self._client.request_batch(batch)
+        self._is_batch_open = True
+        message = self._client.forward() if batch.needs_activation else None
+        if not isinstance(message, Message):
+            return (), {}
+        parts = {frames.ACTIVATIONS: message.body, frames.LABELS: message.labels}
+        return message.shape, {n: frames.bytes_to_tensor(raw) for n, raw in parts.items()}
+
+    def _keep(self, number: int) -> str:
+        """Write the part to a file of its own, keep the one before it, and return its digest."""
+        state = self._client.state_dict()
+        raw = checkpoint.to_bytes(state, {"experiment": self._experiment_digest})
+        atomic.write_bytes(self._make_kept_path(number), raw, is_private=True)
+        newest = [self._make_kept_path(n) for n in (number, number - 1)]
+        for path in self.list_kept():
+            if path not in newest:
+                path.unlink()
+        return digest(state)
+
+    def _restore(self, number: int) -> str:
+        """Return to a part that was kept, and return its digest; "" if there is none."""
+        if number:
+            try:
+                state, header = checkpoint.load(self._make_kept_path(number))
+            except (FileNotFoundError, checkpoint.CorruptCheckpoint, formats.UnsupportedFormat):
+                return ""
+            if header != {"experiment": self._experiment_digest}:
+                return ""
+            self._client.load_state_dict(state)
+        else:
+            self._client.load_state_dict(self._initial_state)
+        return digest(self._client.state_dict())
+
+    def _make_kept_path(self, number: int) -> Path:
+        return self.folder / f"kept-{number:08d}.ckpt"
+
+    def _test(self, server_params: Params) -> tuple[int, int]:
+        """Return the number of this device's test images, and how many are classified right."""
+        session, data = self._session, self._session.data
+        tests = len(data.get_test_indices(self.number))
+        if not tests:
+            return 0, 0
+        expected = make_specs(get_params(session.split_network.server))
+        problem = next(check_tensors("test", server_params, expected), None)
+        if problem is not None:
+            raise MalformedMessage(problem)
+        evaluation = self._evaluation
+        if not len(data.proxy):  # to estimate norm statistics on
+            evaluation = msgspec.structs.replace(evaluation, statistics=RunningStats())
+        params = session.assemble_params(self.number, server_params)
+        accuracy = measure_accuracy(session.net, params, data, self.number, evaluation)
+        return tests, round(accuracy * tests)
 
     def check_limits(self) -> None:
         """Raise `TrainingDeclined` if the owner's limits do not allow training now."""
@@ -158,25 +219,27 @@ class SplitDevice:
             # split learning needs as many samples as declared in every round
             count = min(self._declaration.max_samples, data.count_samples(0))
             self._declaration = msgspec.structs.replace(self._declaration, max_samples=count)
-        session = build_session(experiment, only_client=self.number, data=data)
-        client = session.clients[self.number]
-        self.max_message_bytes = find_max_message_bytes(session, nbytes(client.state_dict()))
+        self._session = build_session(experiment, only_client=self.number, data=data)
+        self._evaluation = experiment.evaluation
+        client = self._session.clients[self.number]
+        self._initial_state = client.state_dict()
+        self.max_message_bytes = find_max_message_bytes(self._session, to_device=True)
         return client
 
     def _save(self) -> None:
         replies = {str(n): frames.bytes_to_tensor(raw) for n, raw in self._pending_replies.items()}
         tensors = flatten({STATE_PREFIX: self._client.state_dict(), REPLY_PREFIX: replies})
         header = {"epoch": self._channel_epoch, "done": self._done_up_to}
-        # Renamed without fsync: a killed process loses nothing, and after a power loss the server
-        # sends the part again.
+        # Renamed without fsync: a killed process loses nothing, and after a power loss the device
+        # returns to the part that it kept after the last round.
         temporary = self._path.with_suffix(".tmp")
-        temporary.touch(0o600)  # replies have activations and labels
-        temporary.write_bytes(checkpoint.to_bytes(tensors, header))
+        with open(temporary, "wb", opener=_open_private) as file:
+            file.write(checkpoint.to_bytes(tensors, header))
         os.replace(temporary, self._path)
         self._saved_up_to = self._done_up_to
 
     def _load(self, channel_epoch: str) -> None:
-        """Resume an epoch from the file; a new one starts with the part that the server sends."""
+        """Resume an epoch from the file; a new one starts with a part that the server names."""
         self._channel_epoch, self._pending_replies = channel_epoch, {}
         self._done_up_to = self._saved_up_to = 0
         self._is_batch_open, self._batch_seconds = False, 0.0
@@ -189,3 +252,7 @@ class SplitDevice:
             self._done_up_to = self._saved_up_to = int(header["done"])
             replies = select_subtree(tensors, REPLY_PREFIX)
             self._pending_replies = {int(n): frames.tensor_to_bytes(replies[n]) for n in replies}
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

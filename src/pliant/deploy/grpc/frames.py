@@ -1,7 +1,7 @@
 """The messages of split learning on a gRPC stream.
 
 The server numbers its requests, and every request gets exactly one reply. Numbers start at 1 in
-each *epoch*, which lasts from one restore of a device's part by the server to the next.
+each *epoch*, which starts when the server lets a device restore a part that it has kept.
 """
 
 import math
@@ -13,17 +13,27 @@ from msgspec import Struct
 from torch import Tensor
 
 from pliant.data.declared import DataDeclaration
+from pliant.params import get_params, nbytes
 from pliant.split.client import BatchRequest
 from pliant.split.session import Session
 
 RequestKind = Literal[
-    "restore", "ask", "learn", "drop", "take", "forget", "params", "state", "declare"
+    "restore", "ask", "learn", "drop", "take", "params", "keep", "test", "declare"
 ]
 MESSAGE_OVERHEAD = 1_000_000  # bytes allowed beyond the tensors
 ACTIVATIONS, LABELS, GRADIENT = "body", "labels", "slope"
 
 
-class FrameHeader(Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"):
+class KeptPart(Struct, frozen=True, forbid_unknown_fields=True):
+    """A part that a device keeps on its disk, optimiser state included."""
+
+    number: int  # 0 is the part before the first round
+    digest: str = ""  # SHA-256, as `pliant.params.digest` returns it
+
+
+class FrameHeader(
+    Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="t"
+):
     """The header of every frame."""
 
 
@@ -48,6 +58,7 @@ class SplitRequest(FrameHeader, frozen=True, tag="question"):
     kind: RequestKind
     received_up_to: int = 0  # the server has the replies up to this number
     batch: BatchRequest | None = None
+    kept: KeptPart | None = None  # to keep or to restore
 
 
 class SplitReply(FrameHeader, frozen=True, tag="answer"):
@@ -58,6 +69,9 @@ class SplitReply(FrameHeader, frozen=True, tag="answer"):
     seconds: float = 0.0  # spent on the mini-batch that ends here
     shape: tuple[int, ...] = ()  # of the activations
     declaration: DataDeclaration | None = None  # of a device with its own data
+    digest: str = ""  # of the part that was kept or restored
+    tests: int = 0  # images that the network was tested on
+    correct: int = 0
 
 
 class RunFinished(FrameHeader, frozen=True, tag="bye"):
@@ -68,10 +82,13 @@ ServerHeader = SplitRunConfig | SplitRequest | RunFinished
 DeviceHeader = Ready | SplitReply
 
 
-def find_max_message_bytes(session: Session, state_bytes: int) -> int:
-    """Return the size that no valid frame of a session exceeds."""
+def find_max_message_bytes(session: Session, *, to_device: bool) -> int:
+    """Return the size that no valid frame of a session exceeds; tests need the server's part."""
     activations = session.local.batch * math.prod(session.activation_shape)
-    return 2 * max(state_bytes, session.payload.dense_size(activations)) + MESSAGE_OVERHEAD
+    sizes = [session.device_bytes, session.payload.dense_size(activations)]
+    if to_device:
+        sizes.append(nbytes(get_params(session.split_network.server)))
+    return 2 * max(sizes) + MESSAGE_OVERHEAD
 
 
 def bytes_to_tensor(raw: bytes) -> Tensor:

@@ -142,6 +142,9 @@ class GrpcServer:
                 yield frame
             if epoch is None:
                 break
+        reason = channel.get_refusal(stream_id)
+        if reason is not None:
+            refusals.append(StreamRefused("FAILED_PRECONDITION", reason))
         if refusals:
             if refusals[0].code == "UNAUTHENTICATED":
                 log.warning("%s", refusals[0].reason)

@@ -24,11 +24,16 @@ from pliant.deploy.server.declarations import check_declaration
 from pliant.deploy.server.rounds import POLL_SECONDS, NotEnoughDevices
 from pliant.deploy.settings import MAX_WAIT_ROUNDS, SETTINGS_FILE, ServerSettings, run_process
 from pliant.engine.ledger import RoundRecord
-from pliant.engine.split_loop import RoundEnvironment, check_simulated_deadline, run_split
+from pliant.engine.split_loop import (
+    ClientTest,
+    RoundEnvironment,
+    check_simulated_deadline,
+    run_split,
+)
 from pliant.engine.split_virtual import VirtualEnvironment
 from pliant.experiment.build import build_session, load_server_data
 from pliant.experiment.config import Experiment, load_run_config
-from pliant.params import nbytes
+from pliant.params import Params
 from pliant.split.client import LocalClient
 
 log = logging.getLogger("pliant")
@@ -61,17 +66,22 @@ class SplitServerRun:
         self.clients: dict[int, RemoteClient] = {}
         self._data = None
         if has_own_data(experiment, settings.pace):
+            method, holdout = experiment.split_method, experiment.server.holdout
+            if holdout is not None and not method.shares_parts:
+                raise ValueError(
+                    "Expected no [server] holdout for a method whose clients keep their parts: "
+                    f"they test on their own images, got {holdout!r}"
+                )
             self._data = load_server_data(experiment)
         self._session = session = build_session(
             experiment, make_client=self._make_client, data=self._data
         )
-        largest_state = max(nbytes(c.server_copy.state_dict()) for c in self.clients.values())
         self.grpc_server = server_class(
             self.channels,
             encode_for_devices(experiment, settings.pace),
             address=address,
             keys=keys,
-            max_message_bytes=find_max_message_bytes(session, largest_state),
+            max_message_bytes=find_max_message_bytes(session, to_device=False),
         )
         self._has_started = False
 
@@ -79,7 +89,10 @@ class SplitServerRun:
         number, policy = server_copy.number, self._experiment.settings.guard
         self.channels[number] = DeviceChannel(number, self._settings.allowance)
         accept = None if self._data is None else partial(self._accept_declaration, number)
-        self.clients[number] = RemoteClient(self.channels[number], server_copy, policy, accept)
+        shares_part = self._experiment.split_method.shares_parts
+        self.clients[number] = RemoteClient(
+            self.channels[number], server_copy, policy, accept, shares_part=shares_part
+        )
         return self.clients[number]
 
     def _accept_declaration(self, device: int, declaration: DataDeclaration | None) -> None:
@@ -101,10 +114,31 @@ class SplitServerRun:
             settings = msgspec.structs.replace(settings, select="uniform")
         self.grpc_server.start()
         try:
-            method, environment = self._experiment.split_method, self._make_environment
-            yield from run_split(method, self._session, settings, environment, folder=folder)
+            yield from run_split(
+                self._experiment.split_method,
+                self._session,
+                settings,
+                self._make_environment,
+                folder=folder,
+                test_client=self._choose_test(),
+            )
         finally:
             self.grpc_server.close()
+
+    def _choose_test(self) -> ClientTest | None:
+        """Return how clients test themselves; None if the server has their parts and images."""
+        data = self._session.data
+        if self._session.shares_parts and len(data.test):
+            return None
+
+        def test(client: int, server_params: Params) -> float | None:
+            max_tests = len(data.get_test_indices(client))
+            if self._data is not None:
+                declaration = self._data.declarations.get(client)
+                max_tests = 0 if declaration is None else declaration.tests
+            return self.clients[client].test(server_params, max_tests)
+
+        return test
 
     def _make_environment(
         self, round_number: int, start: float, selected: list[int]
@@ -148,7 +182,7 @@ class SplitServerRun:
                 if count >= quorum:
                     break
                 text = f"expected {quorum} or more devices online, got {count}"
-                problems = [remote.declaration_problem for remote in self.clients.values()]
+                problems = [remote.problem for remote in self.clients.values()]
                 raise NotEnoughDevices("; ".join([text, *filter(None, problems)]))
             time.sleep(min(POLL_SECONDS, 0.05))
         self._has_started = True
