@@ -11,8 +11,12 @@ from tests.split.small_split import (
 )
 
 from pliant.devices import Fleet
-from pliant.split import SplitFed, VanillaSplit
+from pliant.engine.run_store import load_run_state
+from pliant.engine.split_loop import SplitState
+from pliant.params import select_subtree
+from pliant.split import AuxSplit, SplitFed, VanillaSplit
 from pliant.split.exchange import SplitRound
+from pliant.split.payload import decode_labels
 from pliant.split.session import Session
 
 
@@ -23,7 +27,11 @@ def train(method, *, sizes=(24, 17, 8), rounds=1, available=None, make_client=No
     for number in range(rounds):
         environment = FreeEnvironment(len(sizes), available)
         method.train(SplitRound(session, environment, number, rounds, max_abs=1e6))
-    return [session.assemble_params(client, 0.0) for client in session.clients], environment.costs
+    networks = [
+        session.assemble_params(client, session.server.effective_params(client))
+        for client in session.clients
+    ]
+    return networks, environment.costs
 
 
 def assert_equal(networks, others):
@@ -39,6 +47,48 @@ def test_a_client_whose_messages_are_all_refused_is_not_averaged(version):
     assert_equal(networks, train(method, available=[0, 2])[0])
     assert costs[1].relayed == 0
     assert costs[1].down == 4 * (4 * 25 + 4)  # the mean, which it needs in the next round
+
+
+class WithholdingClient:
+    """A client that trains with the server, and then sends no part that could be averaged."""
+
+    def __init__(self, client):
+        self._client = client
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    @property
+    def params(self):
+        return {name: tensor * torch.nan for name, tensor in self._client.params.items()}
+
+
+@pytest.mark.parametrize("method", [SplitFed(local=LOCAL, version=2), AuxSplit(local=LOCAL)])
+def test_the_shared_part_of_the_server_is_trained_by_accepted_clients_only(method, tmp_path):
+    messages = []
+
+    def make_client(client):
+        honest_forward = client.forward
+
+        def forward():
+            messages.append((client.number, honest_forward()))
+            return messages[-1][1]
+
+        client.forward = forward
+        return WithholdingClient(client) if client.number == 1 else client
+
+    records = run(method, rounds=1, make_client=make_client, folder=tmp_path)
+    assert records[0].outcomes == {"finished": 2, "rejected": 1}
+    session = Session(method, make_network(), make_data(), Fleet(size=3), seed=0)
+    server, lr = session.make_server(), method.local.lr_at(0)
+    assert {client for client, _ in messages} == {0, 1, 2}
+    for client, message in messages:
+        if client != 1:
+            activations = session.payload.decode(message.body, message.shape)
+            labels = decode_labels(message.labels, 3)
+            server.step(client, activations, labels, lr, needs_gradient=False)
+    trained = load_run_state(tmp_path, SplitState).server_state.params
+    assert_equal([server.params], [select_subtree(trained, "params")])
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -158,13 +158,17 @@ def run_split(
             environment = make_environment(number, now, selected)
             max_abs, rounds = settings.guard.largest, settings.rounds
             start = clone(session.server.state_dict()), dict(session.method_state)
-            method.train(
-                SplitRound(session, environment, number, rounds, max_abs=max_abs, clients=selected)
+            split_round = SplitRound(
+                session, environment, number, rounds, max_abs=max_abs, clients=selected
             )
+            method.train(split_round)
             records = environment.build_records(number)
-            if records and all(record.outcome.startswith(REJECTED) for record in records):
+            rejected = [r.device for r in records if r.outcome.startswith(REJECTED)]
+            if records and len(rejected) == len(records):
                 session.server.load_state_dict(start[0])  # it was trained on their messages only
                 session.method_state = start[1]
+            else:
+                split_round.retrain_server(start[0], rejected)
             now += environment.seconds_elapsed()
             is_last = number + 1 == settings.rounds
             is_over = is_last or is_stopped()

@@ -1,6 +1,6 @@
 """One round of split learning: each call lets clients or the server act, and charges the cost."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -11,7 +11,8 @@ from torch import Tensor
 from pliant.params import Params, compute_trimmed_mean, is_finite, normalise_weights, weighted_sum
 from pliant.split.base import ChargedEnvironment, SplitEnvironment
 from pliant.split.client import DRY_MESSAGE, BatchRequest, sample_subnet
-from pliant.split.payload import Message, get_label_dtype
+from pliant.split.message_log import MessageLog
+from pliant.split.payload import Message, decode_labels, get_label_dtype
 from pliant.split.server import LabelledActivations, ServerCopies, ServerPart, ServerStepResult
 from pliant.split.session import Session
 from pliant.split.validation import MessageManifest, decode_message
@@ -33,6 +34,7 @@ class ReceivedBatch(NamedTuple):
     """A mini-batch whose activations the server has received."""
 
     batch: OpenBatch
+    message: object
     decoded: LabelledActivations | None  # None in a dry run
     nonzero: int  # bytes
 
@@ -57,6 +59,8 @@ class SplitRound:
         self.session, self.number, self.rounds = session, number, rounds
         self.environment: SplitEnvironment = environment
         self._charged, self._max_abs = environment, max_abs
+        # what the server was trained on, if a client may be refused for its part afterwards
+        self._log = MessageLog() if session.shares_parts else None
 
     def start_batch(
         self,
@@ -195,7 +199,7 @@ class SplitRound:
             images = session.list_images(client, self.number, batch.request.step)
             session.kept.put(client, images, decoded)
         costs.nonzero += nonzero
-        return ReceivedBatch(batch, decoded, nonzero)
+        return ReceivedBatch(batch, message, decoded, nonzero)
 
     def _train_server(
         self, received: list[ReceivedBatch], server: ServerPart, *, needs_gradient: bool
@@ -211,14 +215,47 @@ class SplitRound:
             results[client] = server.step(client, *activations, lr, needs_gradient=needs_gradient)
         elif decoded:
             results = server.step_joined(decoded, lr, needs_gradient=needs_gradient)
+        if decoded and self._log is not None:
+            messages = {r.batch.client: r.message for r in received}
+            self._log.append(lr, {c: m for c, m in messages.items() if isinstance(m, Message)})
         for client in decoded:
             self._charged.costs[client].losses.append(results[client][0])
         macs = 3 * session.server_macs if needs_gradient else session.server_training_macs
-        for batch, _, _ in received:
+        batches = [r.batch for r in received]
+        for batch in batches:
             self._charged.costs[batch.client].server += batch.samples * session.server_macs
-        samples = sum(batch.samples for batch, _, _ in received)
-        self._charged.serve([batch.client for batch, _, _ in received], samples * macs)
+        samples = sum(batch.samples for batch in batches)
+        self._charged.serve([batch.client for batch in batches], samples * macs)
         return results
+
+    def retrain_server(self, start: Mapping[str, Tensor], refused: Collection[int]) -> None:
+        """Train the server again from the round's start, without what refused clients sent.
+
+        Copies of its part need no such thing: each is trained by one client.
+        """
+        session = self.session
+        if self._log is None or isinstance(session.server, ServerCopies):
+            return
+        if not self._log.clients.intersection(refused):
+            return
+        session.server.load_state_dict(start)
+        for lr, messages in self._log:
+            batches = {
+                client: self._decode(message)
+                for client, message in messages.items()
+                if client not in refused
+            }
+            if len(batches) == 1:
+                [(client, batch)] = batches.items()
+                session.server.step(client, *batch, lr, needs_gradient=False)
+            elif batches:
+                session.server.step_joined(batches, lr, needs_gradient=False)
+
+    def _decode(self, message: Message) -> LabelledActivations:
+        """Decode a message that was valid when it came."""
+        session = self.session
+        activations = session.payload.decode(message.body, message.shape)
+        return activations, decode_labels(message.labels, session.data.train.classes)
 
     def _reply(self, received: ReceivedBatch, gradient: Tensor | None) -> bytes:
         """Send a client the gradient of its activations, which a dry run does not have."""
@@ -277,6 +314,7 @@ class SplitRound:
         for client in [client for client in parts if not is_finite(parts[client])]:
             reason = f"client {client}: expected a part of finite numbers"
             costs[client].refused[reason] += 1
+            costs[client].has_bad_part = True
             del parts[client]
         return parts
 
