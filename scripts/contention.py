@@ -2,14 +2,14 @@
 
     python scripts/contention.py --trials 20 --out contention
 
-Three device processes train the FEMNIST network on the embedded digits: device 0 alone on one core,
-the others on the other. In each round, another program takes half of device 0's core from 30 % to
-90 % of the round's time. The full network needs 85 % of that time when undisturbed: the median of
-three rounds, measured again before every five trials per method, as the machine's speed varies.
-With DISTREAL the device must change its rates within two mini-batches and deliver before the
-deadline in 95 % of the trials; with FedAvg it must miss it. The rounds are those of `pliant
-server`; messages go through the devices' own sockets, as Flower's polling would blur the times.
-Writes records, `contention.json` and a plot.
+Three device processes train the FEMNIST network on digits in folders of their own: device 0 alone
+on one core, the others on the other. In each round, another program takes half of device 0's core
+from 30 % to 90 % of the round's time. The full network needs 85 % of that time when undisturbed:
+the median of three rounds, measured again before every five trials per method, as the machine's
+speed varies. With DISTREAL the device must change its rates within two mini-batches and deliver
+before the deadline in 95 % of the trials; with FedAvg it must miss it. The rounds are those of
+`pliant server`; messages go through the devices' own sockets, as Flower's polling would blur the
+times. Writes records, `contention.json` and a plot.
 """
 
 import argparse
@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from deploy_faults import write_data
 
 from pliant.deploy.device.host import DeviceSetup, Limits
-from pliant.deploy.messages import TrainRequest, encode_message
+from pliant.deploy.messages import TrainRequest, encode_for_devices, encode_message
 from pliant.deploy.server.replies import RawReply
 from pliant.deploy.server.rounds import DeviceTransport, serve
 from pliant.deploy.settings import ARRIVAL_HEADER, ServerSettings
@@ -38,10 +39,10 @@ from pliant.deploy.supervise.child_process import (
 )
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.run_store import read_records
-from pliant.engine.worker_context import WorkerContext, build_context
-from pliant.experiment.build import build_experiment
+from pliant.engine.worker_context import WorkerContext
+from pliant.experiment.build import build_server_context
 from pliant.experiment.config import Experiment
-from pliant.value import decode, encode
+from pliant.value import decode
 
 FULL_SHARE = 0.85  # of a round's time that the full network needs when undisturbed
 BLOCK = 5  # trials of each method between two measurements of the machine's speed
@@ -130,26 +131,28 @@ def make_experiment(method: dict[str, Any], rounds: int, seconds: float) -> Expe
     config = {
         "method": method
         | {"local": {"batch": BATCH, "epochs": EPOCHS, "optimiser": {"type": "sgd", "lr": 0.05}}},
-        "network": {"name": "femnist_cnn"},
+        "network": {"name": "femnist_cnn", "input": [1, 28, 28], "classes": 10},
         "data": {"name": "digits", "proxy": 5500, "partition": {"type": "unequal"}},
         "fleet": {"size": 3, "round_seconds": seconds},
         "rounds": rounds,
         "per_round": 3,
         "seed": SEED,
-        "evaluation": {"every": 1000},
+        "evaluation": {"every": 1000, "statistics": {"type": "running"}},
     }
     return decode(config, Experiment)
 
 
-def start_workers(folder: Path, cores: list[int]) -> tuple[list[ChildProcess], list[str]]:
-    """Start three workers, each on its core."""
+def start_workers(
+    folder: Path, cores: list[int], limits: list[Limits]
+) -> tuple[list[ChildProcess], list[str]]:
+    """Start three workers, each on its core and with its own data."""
     children, sockets = [], []
     socket_folder = tempfile.mkdtemp(prefix="pliant-")
     env = make_process_env(folder)
     for number, core in enumerate(cores):
         socket = f"{socket_folder}/{number}"
         state = str(folder / f"device{number}")
-        setup = DeviceSetup(number, state, Limits(), socket=socket, idle_seconds=3600.0)
+        setup = DeviceSetup(number, state, limits[number], socket=socket, idle_seconds=3600.0)
         command = ["taskset", "-c", str(core), *make_command("pliant.deploy.device.worker", setup)]
         children.append(ChildProcess(command, folder / f"worker{number}.log", env))
         sockets.append(socket)
@@ -172,7 +175,7 @@ def run_trials(
     pairs = zip(tasks[:trials], transport.disturbed, strict=False)
     rounds = [summarise_trial(task, disturbed, seconds) for task, disturbed in pairs]
     policy: Any = context.budget_policy
-    batches = EPOCHS * -(-context.data.sizes()[0] // BATCH)
+    batches = EPOCHS * -(-context.data.count_samples(0) // BATCH)
     return {"batches": batches, "table": len(policy.rows.shares), "trials": rounds}
 
 
@@ -185,14 +188,15 @@ def run_experiment(
     is_undisturbed: bool = False,
 ) -> tuple[list[TaskRecord], SocketTransport, WorkerContext]:
     """Run an experiment on three workers; return device 0's tasks."""
-    children, sockets = start_workers(folder, cores)
+    children, sockets = start_workers(folder, cores, write_data(experiment, folder / "data"))
     seconds = experiment.fleet.round_seconds
     log = folder / "other.log"
     transport = SocketTransport(sockets, cores[0], seconds, log, is_undisturbed=is_undisturbed)
     try:
-        for device in range(3):  # they build the network and calibrate
-            transport.call(device, encode_message(TrainRequest("hello", encode(experiment), -1)))
-        context = build_context(*build_experiment(experiment), experiment.federated_method)
+        hello = encode_message(TrainRequest("hello", encode_for_devices(experiment), -1))
+        for device in range(3):  # they build the network, calibrate and declare their data
+            transport.hello_replies[device] = transport.call(device, hello)
+        context = build_server_context(experiment)
         run_folder = folder / name
         settings = ServerSettings(allowance=seconds, retries=experiment.rounds)
         devices = DeviceTransport(experiment, settings, transport, sleep=lambda _: time.sleep(0.01))
