@@ -53,11 +53,13 @@ def test_compute_is_useful_wasted_or_unused(groups):
 
 def test_the_table_shows_how_unequal_devices_are(groups, tmp_path):
     # 90 of 100 and 5 of 10; the worst of two devices is the worst tenth
-    scores = DeviceScores((4, 7), (90, 5), (100, 10))
+    scores = DeviceScores((4, 7), (90, 5), (100, 10), sent=500_000)
     write_run(tmp_path / "own", [None, None], on_devices=scores, method={"type": "own"})
     [row] = summarise_groups(select_finished(group_runs(load_runs([tmp_path / "own"]))), target=0.4)
     assert row.mean_accuracy == row.device_accuracy == pytest.approx(95 / 110)
     assert (row.device_spread, row.worst_decile) == pytest.approx((0.2, 0.5))
+    header, [texts] = format_summary([row], target=0.4)
+    assert dict(zip(header, texts, strict=True))["control MB"] == "1.0"  # two tests
     columns, [cells] = format_summary([row], 0.4)
     table = dict(zip(columns, cells, strict=True))
     assert (table["on devices"], table["spread"]) == ("86.36 %", "20.00 %")

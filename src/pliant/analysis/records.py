@@ -27,6 +27,7 @@ class PersonalFields(msgspec.Struct):
 
     per_device: list[float | None] = []
     after_training: list[float | None] = []
+    sent: int = 0
 
     @property
     def local_accuracy(self) -> float | None:
@@ -58,6 +59,7 @@ class RoundFields(msgspec.Struct):
     available: float = 0.0
     down: float = 0.0
     up: float = 0.0
+    control: float = 0.0
     busy: float = 0.0
     joules: float = 0.0
     loss: float | None = None
@@ -80,6 +82,12 @@ class RoundFields(msgspec.Struct):
         if self.score is not None:
             return self.score.accuracy
         return None if self.on_devices is None else self.on_devices.accuracy
+
+    @property
+    def control_bytes(self) -> float:
+        """Return the bytes beyond `down` and `up`: of control and of tests on devices."""
+        tests = [scores.sent for scores in (self.personal, self.on_devices) if scores is not None]
+        return self.control + sum(tests)
 
     @property
     def test_loss(self) -> float | None:

@@ -43,6 +43,7 @@ class SummaryRow:
     images: float = 0.0  # trained on per run, counted at every visit
     rounds: float = 0.0
     joules: float = 0.0
+    control_megabytes: float = 0.0  # per run, beyond `megabytes`; tests on devices included
     # of the last tests by devices themselves, mean over runs
     device_accuracy: float | None = None  # weighted by test images
     device_spread: float | None = None
@@ -138,6 +139,7 @@ def _summarise_group(group: AxisValues, runs: Sequence[Rounds], target: float) -
         images=sum(record.samples for record in records) / len(runs),
         rounds=statistics.fmean(map(len, runs)),
         joules=sum(record.joules for record in records) / len(runs),
+        control_megabytes=sum(record.control_bytes for record in records) / len(runs) / 1e6,
         **_average_device_scores(runs),
     )
 
@@ -202,6 +204,7 @@ def _format_row(row: SummaryRow, target: float) -> dict[str, str]:
         "seconds": f"{row.seconds:.1f}",
         "GMACs": f"{row.gigamacs:.1f}",
         "MB": f"{row.megabytes:.1f}",
+        "control MB": f"{row.control_megabytes:.1f}" if row.control_megabytes else MISSING,
         "joules": f"{row.joules:.3g}" if row.joules else MISSING,
         "used": format_percent(row.utilisation),
         "lost": format_percent(row.lost_share),

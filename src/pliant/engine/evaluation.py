@@ -50,6 +50,7 @@ class PersonalScore(Value, frozen=True):
     per_device: tuple[float | None, ...]
     after_training: tuple[float | None, ...] = ()  # of each device's locally trained network
     thresholded: tuple[float | None, ...] = ()  # with gates below the threshold closed
+    sent: int = 0  # bytes in both directions, if devices tested their networks themselves
 
     @property
     def accuracy(self) -> float:

@@ -56,6 +56,7 @@ class TaskRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="task"):
     # of asynchronous runs, where a round is a version of the network; times count from `sent_at`
     sent_at: float | None = None  # seconds of the run
     staleness: int | None = None  # versions since it was sent
+    control: int = 0  # bytes in both directions beyond `down` and `up`: headers, requests, digests
 
 
 class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
@@ -96,12 +97,19 @@ class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
     side: int | None = None  # of the largest training images, if they were scaled down
     staleness: float | None = None  # mean over merged updates, in an asynchronous run
     on_devices: DeviceScores | None = None  # if devices tested the network themselves
+    control: int = 0  # bytes in both directions beyond `down` and `up`
 
     @property
     def accuracy(self) -> float | None:
         """Return the accuracy if evaluated; the mean over devices if they have their own tests."""
         scores = self.personal or self.score or self.on_devices
         return None if scores is None else scores.accuracy
+
+    @property
+    def sent(self) -> int:
+        """Return all bytes of the round, in both directions: tests on devices included."""
+        tests = [scores.sent for scores in (self.personal, self.on_devices) if scores is not None]
+        return self.down + self.up + self.control + sum(tests)
 
     @property
     def utilisation(self) -> float:
@@ -112,8 +120,12 @@ class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
 Record = TaskRecord | RoundRecord
 
 MERGED_OUTCOMES = ("finished", "partial")
-SUMMED_FIELDS = ("samples", "steps", "macs", "useful", "available", "down", "up", "joules")
-EXACT_FIELDS = ("tasks", "merged", "outcomes", "samples", "steps", "down", "up", "exchange")
+SUMMED_FIELDS = (
+    "samples", "steps", "macs", "useful", "available", "down", "up", "control", "joules"
+)  # fmt: skip
+EXACT_FIELDS = (
+    "tasks", "merged", "outcomes", "samples", "steps", "down", "up", "control", "exchange"
+)  # fmt: skip
 APPROXIMATE_FIELDS = ("macs", "useful", "available", "busy", "joules", "loss", "staleness")
 
 
@@ -236,7 +248,7 @@ def _check_task(where: str, task: TaskRecord) -> None:
         raise ValueError(f"{where}: {task.useful} useful MACs out of {task.macs} spent")
     if task.macs > task.available + slack:
         raise ValueError(f"{where}: spent {task.macs} MACs of {task.available} available")
-    if min(task.down, task.up, task.joules, task.seconds) < 0:
+    if min(task.down, task.up, task.control, task.joules, task.seconds) < 0:
         raise ValueError(f"{where}: a cost is negative")
     is_merged = task.outcome in MERGED_OUTCOMES
     if is_merged != (task.steps > 0) or is_merged != (task.samples > 0):

@@ -19,6 +19,7 @@ from pliant.engine.round_rules import RoundRules, TaskOutcome
 from pliant.engine.round_tasks import RoundTasks
 from pliant.engine.round_training import TrainedRound, make_jobs, train_round
 from pliant.engine.selection import select_devices
+from pliant.engine.task_control import count_task_control
 from pliant.engine.timetable import Timetable, build_timetable, compute_start_status
 from pliant.methods.base import TaskKey, TaskKeys, Update
 from pliant.methods.error_feedback import count_update_bytes
@@ -168,6 +169,7 @@ def draft_task_records(run: Run, timetable: Timetable) -> list[TaskRecord]:
         "available": timetable.available,
         "down": timetable.down.astype(np.int64),
         "up": timetable.up.astype(np.int64),
+        "control": count_task_control(traffic),
         "seconds": timetable.busy,
         "joules": joules,
         "short": (timetable.is_short & is_started).sum(axis=1),

@@ -24,8 +24,9 @@ from pliant.engine.run_inputs import check_inputs, describe_inputs
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.selection import select_devices
 from pliant.engine.split_virtual import VirtualEnvironment
-from pliant.params import Params, clone, digest
+from pliant.params import Params, clone, digest, nbytes
 from pliant.split.base import ChargedEnvironment
+from pliant.split.control import count_test_bytes
 from pliant.split.exchange import SplitRound
 from pliant.split.session import ClientFactory, Session, SplitSetup
 from pliant.workers.pool import use_one_thread
@@ -175,6 +176,9 @@ def run_split(
             personal = final_digest = new_state = None
             if is_last or (number + 1) % settings.evaluation.every == 0:
                 personal = _evaluate_clients(session, method, settings.evaluation, test_client)
+            if personal is not None:
+                sent = environment.charge_tests(_count_test_bytes(session, personal))
+                personal = msgspec.structs.replace(personal, sent=sent)
             if is_last:
                 final_digest = _compute_digest(session)
             if store and (is_over or (number + 1) % settings.checkpoint_every == 0):
@@ -248,7 +252,10 @@ class RoundEnvironment(ChargedEnvironment, Protocol):
     def seconds_elapsed(self) -> float: ...
 
     def charge_control(self, records: list[TaskRecord]) -> list[TaskRecord]:
-        """Add what was sent besides the exchanges, if that is known, to the records of a round."""
+        """Add what was sent besides the exchanges to the records of a round."""
+
+    def charge_tests(self, formula_bytes: int) -> int:
+        """Return the bytes of the tests on devices, by formula or as counted."""
 
 
 def _evaluate_clients(
@@ -276,6 +283,16 @@ def _evaluate_clients(
         accuracies,
         thresholded=tuple(measure(threshold, client) for client in clients if threshold),
     )
+
+
+def _count_test_bytes(session: Session, personal: PersonalScore) -> int:
+    """Return the bytes of the tests if clients keep their parts, and so must test themselves."""
+    if session.shares_parts:
+        return 0
+    params = session.server.effective_params(0)
+    tests = [*personal.per_device, *personal.thresholded]
+    count = sum(accuracy is not None for accuracy in tests)
+    return count * count_test_bytes(nbytes(params), len(params))
 
 
 def _compute_digest(session: Session) -> str:

@@ -5,6 +5,7 @@ from functools import partial
 from math import inf, isfinite
 
 import numpy as np
+from msgspec.structs import replace
 
 from pliant.devices import Fleet
 from pliant.devices.fleet import LinkDirection
@@ -14,6 +15,7 @@ from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import sample_dropout_times
 from pliant.engine.split_ledger import build_task_records
 from pliant.split.base import ClientCosts
+from pliant.split.control import count_control_bytes
 
 _MAX_WAIT_ROUNDS = 1024  # after which a device that makes no progress is given up
 _TINY_SHARE = 1e-9  # of a round's work; a device that can do this much is available
@@ -173,7 +175,15 @@ class VirtualEnvironment:
         )
 
     def charge_control(self, records: list[TaskRecord]) -> list[TaskRecord]:
-        return records  # there is none
+        charged = []
+        for record in records:
+            costs = self.costs[record.device]
+            costs.requests += 1  # to keep its part
+            charged.append(replace(record, control=count_control_bytes(costs, record.round)))
+        return charged
+
+    def charge_tests(self, formula_bytes: int) -> int:
+        return formula_bytes
 
     def build_records(self, round_number: int) -> list[TaskRecord]:
         closed_at = self.seconds_elapsed()

@@ -51,6 +51,9 @@ class ClientCosts:
     dense: int = 0
     nonzero: int = 0
     relayed: int = 0
+    requests: int = 0  # to a device, each with its reply
+    tensors: int = 0  # in these
+    shown: int = 0  # bytes of parts that are sent only to be tested or kept
     losses: list[float] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     has_left: bool = False

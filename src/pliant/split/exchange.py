@@ -81,6 +81,7 @@ class SplitRound:
         if not self._charged.compute(client, samples * forward, samples):
             return None
         session.clients[client].request_batch(request)
+        self._charged.costs[client].requests += 1
         backward = samples * training - samples * forward
         return OpenBatch(client, request, samples, backward, is_trained)
 
@@ -122,6 +123,7 @@ class SplitRound:
             if needs_gradient
         }
         for batch in present:
+            self._charged.costs[batch.client].requests += 1
             gradient = gradients.get(batch.client)
             is_trained = batch.is_trained and (gradient is not None or self.session.has_local_loss)
             if is_trained and self._charged.compute(batch.client, batch.backward_macs, 0):
@@ -183,6 +185,7 @@ class SplitRound:
         size = message.size if isinstance(message, Message) else dense_size
         costs.up += size
         costs.uplinks += 1
+        costs.tensors += 2  # activations and labels
         costs.dense += 4 * prod(shape)
         self._charged.upload(client, size)
         decoded, nonzero = None, 4 * prod(shape)
@@ -264,6 +267,7 @@ class SplitRound:
         raw = bytes(payload.dense_size(entries)) if gradient is None else payload.encode(gradient)
         costs = self._charged.costs[client]
         costs.down += len(raw)
+        costs.tensors += 1
         costs.dense += 4 * entries
         costs.nonzero += received.nonzero  # the authors of AdaSplit charge as much down as up
         self._charged.download(client, len(raw))
@@ -276,10 +280,15 @@ class SplitRound:
         clients[receiver].load_params(clients[sender].params)
 
     def show_part(self, client: int) -> None:
-        """Give all clients the part of one, free of charge, for their evaluation."""
-        for other, part in self.session.clients.items():
+        """Give all clients the part of one, for their evaluation; only control is charged."""
+        session = self.session
+        for other, part in session.clients.items():
             if other != client:
-                part.load_params(self.session.clients[client].params)
+                part.load_params(session.clients[client].params)
+            elif self.number + 1 < self.rounds:
+                continue  # charged when the part moves on, in the next round
+            self._charge_requests([other])
+            self._charged.costs[other].shown += session.device_bytes
 
     def average_parts(self, change: PartChange | None = None, *, trim: float = 0.0) -> list[int]:
         """Give all clients the mean of the parts of available clients; return whose parts entered.
@@ -333,7 +342,14 @@ class SplitRound:
             costs[client].relayed += size
         for client in receivers:
             costs[client].down += size
+        self._charge_requests([*senders, *receivers])
         self._charged.transfer(senders, receivers, size)
+
+    def _charge_requests(self, clients: list[int]) -> None:
+        """Count a request with a whole part for each of these clients."""
+        for client in clients:
+            self._charged.costs[client].requests += 1
+            self._charged.costs[client].tensors += self.session.device_tensors
 
 
 def average_params(session: Session, params: Mapping[int, Params], trim: float = 0.0) -> Params:

@@ -207,3 +207,8 @@ class Session:
     def device_bytes(self) -> int:
         """Return the size of a client's part with its head."""
         return nbytes(get_params(self.template))
+
+    @cached_property
+    def device_tensors(self) -> int:
+        """Return the number of tensors of a client's part."""
+        return len(get_params(self.template))

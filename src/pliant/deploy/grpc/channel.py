@@ -23,6 +23,15 @@ MAX_PENDING_REQUESTS = 8
 MIN_BATCH_SECONDS, MAX_BATCH_SECONDS = 1e-6, 1e6  # plausible times of a mini-batch
 MAX_UNEXPECTED_REPLIES = 64  # the stream is closed after this many
 
+STREAM_BYTES = 6200  # TLS handshake and headers of a stream, and of the call before it
+CHUNK_BYTES, CHUNK_OVERHEAD = 16384, 31  # largest HTTP/2 frame; its header and TLS record
+FRAME_OVERHEAD = 21  # gRPC's prefix, window updates and pings
+
+
+def count_wire_bytes(size: int) -> int:
+    """Return the bytes on the wire of a frame of this size."""
+    return size + FRAME_OVERHEAD + CHUNK_OVERHEAD * -(-size // CHUNK_BYTES)
+
 
 class DeviceChannel:
     """Requests to a device and its replies, over a sequence of streams."""
@@ -39,7 +48,7 @@ class DeviceChannel:
         self.is_in_round = False
         self.deadline: float | None = None  # after which no reply is waited for in this round
         self.batch_seconds: list[float] = []  # of the round's mini-batches, in all epochs
-        self._sent_bytes = self._received_bytes = 0  # in frames that are not charged yet
+        self._traffic = self._test_traffic = 0  # bytes that are not charged yet
         self._refusals: dict[int, str] = {}  # by stream: why it ends
         self._start_epoch()
 
@@ -142,11 +151,16 @@ class DeviceChannel:
             self.is_run_over = True
             self._condition.notify_all()
 
-    def take_traffic(self) -> tuple[int, int]:
-        """Return the bytes of all frames to and from the device since the last call."""
+    def take_traffic(self) -> int:
+        """Return the bytes to and from the device since the last call, without tests."""
         with self._condition:
-            traffic = self._sent_bytes, self._received_bytes
-            self._sent_bytes = self._received_bytes = 0
+            traffic, self._traffic = self._traffic, 0
+            return traffic
+
+    def take_test_traffic(self) -> int:
+        """Return the bytes of tests on the device since the last call."""
+        with self._condition:
+            traffic, self._test_traffic = self._test_traffic, 0
             return traffic
 
     @property
@@ -167,6 +181,7 @@ class DeviceChannel:
             if self._process not in (None, process):
                 return None
             self._stream_id += 1
+            self._traffic += STREAM_BYTES
             self._process = process
             self.is_ready = False
             self._condition.notify_all()
@@ -196,7 +211,7 @@ class DeviceChannel:
 
     def count_received(self, size: int) -> None:
         with self._condition:
-            self._received_bytes += size
+            self._traffic += count_wire_bytes(size)
 
     def get_next_frame(
         self, stream_id: int, announced_epoch: str | None, experiment: object, timeout: float
@@ -222,7 +237,7 @@ class DeviceChannel:
             if announced_epoch != self.epoch:
                 self.is_ready = False
                 frame = encode_message(frames.SplitRunConfig(self.epoch, experiment))
-                self._sent_bytes += len(frame)
+                self._traffic += count_wire_bytes(len(frame))
                 return frame, self.epoch
             if not has_request():
                 return None, announced_epoch
@@ -231,8 +246,12 @@ class DeviceChannel:
             received_up_to = self._received_up_to
         header = msgspec.structs.replace(request, received_up_to=received_up_to)
         frame = encode_message(header, tensors)
+        size = count_wire_bytes(len(frame))
         with self._condition:
-            self._sent_bytes += len(frame)
+            if request.kind == "test":
+                self._test_traffic += size
+            else:
+                self._traffic += size
         return frame, announced_epoch
 
     def receive_reply(self, stream_id: int, reply: frames.SplitReply, tensors: Params) -> None:

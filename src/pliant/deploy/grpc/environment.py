@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pliant.deploy.grpc.remote_client import RemoteClient
-from pliant.devices import Fleet, compute_joules
+from pliant.devices import Fleet
 from pliant.devices.vector_rng import FloatArray
 from pliant.engine.ledger import TaskRecord
 from pliant.engine.split_ledger import build_task_records
@@ -22,8 +22,8 @@ RECENT_BATCHES = 3  # their median gives a device's current speed
 class WallClockEnvironment:
     """Run devices in parallel for one round of real time.
 
-    Bytes are those of all frames, control included; the server counts MACs itself. Only seconds
-    are reported by the devices, capped at the length of the round.
+    Bytes are those of all frames, and what carries them, counted by the server; it counts MACs
+    itself. Only seconds are reported by the devices, capped at the length of the round.
     """
 
     fleet: Fleet
@@ -114,15 +114,16 @@ class WallClockEnvironment:
         return build_task_records(round_number, self.costs, available_macs, device_costs)
 
     def charge_control(self, records: list[TaskRecord]) -> list[TaskRecord]:
-        """Replace the bytes of each record by those of all frames since the last round."""
+        """Add to each record the bytes since the last round that its exchanges do not explain."""
         charged = []
         for record in records:
-            down, up = self.clients[record.device].channel.take_traffic()
-            extra = np.array([float(down + up - record.down - record.up)])
-            costs = self.fleet.get_costs(np.array([record.device]), seed=self.seed)
-            joules = record.joules + float(compute_joules(costs, np.zeros(1), extra, 0.0)[0])
-            charged.append(replace(record, down=down, up=up, joules=joules))
+            traffic = self.clients[record.device].channel.take_traffic()
+            control = max(0, traffic - record.down - record.up)
+            charged.append(replace(record, control=control))
         return charged
+
+    def charge_tests(self, formula_bytes: int) -> int:
+        return sum(remote.channel.take_test_traffic() for remote in self.clients.values())
 
     def _is_available(self, client: int) -> bool:
         return self.clients[client].channel.is_in_round and not self.costs[client].has_left

@@ -14,6 +14,7 @@ from pliant.devices import PerBatch, compute_joules
 from pliant.engine.ledger import MERGED_OUTCOMES, TaskRecord
 from pliant.engine.local_work import redraw_subnets
 from pliant.engine.round_loop import Run
+from pliant.engine.task_control import count_carrier_bytes
 from pliant.engine.worker_context import WorkerContext
 from pliant.methods.base import TaskKey, Update
 from pliant.methods.error_feedback import decompress_delta
@@ -237,6 +238,7 @@ def make_task_record(
         available=macs * max(1.0, run.fleet.round_seconds / busy) if busy > 0 else macs,
         down=len(request.raw),
         up=reply.size,
+        control=count_carrier_bytes(len(request.raw) + reply.size),
         seconds=busy,
         joules=float(compute_joules(costs, np.array([macs]), traffic, idle)[0]),
         loss=update.loss if update else None,
