@@ -172,7 +172,8 @@ def main() -> int:
                     options, federation, proxy, rng, suspended, record.round
                 )
     proxy.close()
-    sys.stdout.write(f"faults {dict(sum(sum(hits.values(), []), Counter()))}\n")
+    total = sum((counts for found in hits.values() for counts in found), Counter[str]())
+    sys.stdout.write(f"faults {dict(total)}\n")
     wait, time = check_ledger(folder)
     if options.fault == "server":
         net, data = build_experiment(experiment)
