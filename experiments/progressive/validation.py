@@ -6,6 +6,11 @@ from pliant.data import TrainTestData, load_dataset
 from pliant.rng import rng_stream
 
 
+def digits() -> TrainTestData:
+    """Return the bundled digits without their test images."""
+    return hold_out("digits", 1000)
+
+
 def cifar10() -> TrainTestData:
     """Return CIFAR-10 without its test images."""
     return hold_out("cifar10", 5000)
