@@ -8,6 +8,7 @@ how updates are weighted by their staleness is up to the method.
 
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -36,21 +37,69 @@ from pliant.workers.pool import Pool
 MAX_IDLE_ROUNDS = 8192  # lengths of a round without any update, before the server gives up
 
 
+class TaskRunner(Protocol):
+    """Who trains the tasks whose ends virtual time has planned."""
+
+    def start(self, run: Run, task: TaskInFlight, shared: Params) -> None:
+        """Begin a task with what its device is sent."""
+
+    def finish(
+        self, run: Run, task: TaskInFlight, shared: Params
+    ) -> tuple[Update | None, str | None]:
+        """Wait for a task's update; return it, or the reason why it is not valid."""
+
+    def forget_versions(self, needed: set[int]) -> None:
+        """Release what was kept for tasks of other versions."""
+
+    def cancel(self) -> None:
+        """Stop all tasks."""
+
+
+class PooledTasks:
+    """Train the tasks of a simulation in a pool of workers."""
+
+    def __init__(self, pool: Pool[Job, Update]) -> None:
+        self._pool = pool
+        self._jobs: dict[int, tuple[Job, int]] = {}  # with their numbers in the pool, by device
+        self._pool_versions: dict[int, int] = {}
+
+    def start(self, run: Run, task: TaskInFlight, shared: Params) -> None:
+        if task.base not in self._pool_versions:
+            self._pool_versions[task.base] = self._pool.share(shared)
+        job = make_job(run, task.key, task.rows, task.macs, sent_at=task.sent_at)
+        job = replace(job, lr=task.lr)
+        number = self._pool.submit(job, self._pool_versions[task.base])
+        self._jobs[task.key.device] = job, number
+
+    def finish(
+        self, run: Run, task: TaskInFlight, shared: Params
+    ) -> tuple[Update | None, str | None]:
+        job, number = self._jobs.pop(task.key.device)
+        _, reply = self._pool.collect([number])
+        return accept_valid(reply, make_manifest(run, shared, job), run.settings.guard)
+
+    def forget_versions(self, needed: set[int]) -> None:
+        for version in self._pool_versions.keys() - needed:
+            self._pool.release(self._pool_versions.pop(version))
+
+    def cancel(self) -> None:
+        self._pool.cancel()
+        self._jobs = {}
+
+
 class AsyncDevices:
-    """The transport of an asynchronous simulation: merge whenever the buffer is full.
+    """The transport of an asynchronous run in virtual time: merge whenever the buffer is full.
 
     A device at work, or whose update waits in the buffer, gets no other task. Updates that arrive
     at one instant are all in before idle devices get tasks.
     """
 
-    def __init__(self, pool: Pool[Job, Update], method: RunsAsynchronously) -> None:
-        self._pool, self._method = pool, method
+    def __init__(self, runner: TaskRunner, method: RunsAsynchronously) -> None:
+        self._runner, self._method = runner, method
         self._queue: EventQueue | None = None
         self._dispatch_number = 0  # of the last one planned, which replaces earlier ones
         self._tasks: dict[int, TaskInFlight] = {}  # by device
-        self._jobs: dict[int, tuple[Job, int]] = {}  # with their numbers in the pool, by device
         self._base_params: dict[int, Params] = {}  # by version
-        self._pool_versions: dict[int, int] = {}
 
     def select(self, run: Run) -> list[int]:
         """Select nobody yet: more updates may arrive at this instant."""
@@ -83,7 +132,7 @@ class AsyncDevices:
             self._queue.now,
             {u.device: u.device_state for u in updates if u.device_state is not None},
             residuals={u.device: u.residual for u in updates if u.residual},
-            server_state=self._merge(run, updates),
+            server_state=merge_buffer(run, self._method, updates),
         )
 
     def _fill_buffer(self, run: Run, queue: EventQueue) -> tuple[list[Update], list[TaskRecord]]:
@@ -111,14 +160,6 @@ class AsyncDevices:
                 )
         return updates, records
 
-    def _merge(self, run: Run, updates: list[Update]) -> object:
-        method, context = self._method, run.context
-        if not updates:
-            return run.state.server_state
-        if isinstance(method, WrapsMethod):
-            updates = [method.discount(context.net, update) for update in updates]
-        return context.merge(run.state.server_state, updates)
-
     def _push(self, event: Event) -> None:
         assert self._queue is not None
         self._queue.push(event)
@@ -128,7 +169,7 @@ class AsyncDevices:
         self._push(Event(time, EventKind.DISPATCH, number=self._dispatch_number))
 
     def _resume(self, run: Run) -> None:
-        """Give the pool the tasks that were in flight when the run was saved."""
+        """Start the tasks again that were in flight when the run was saved."""
         self._queue = EventQueue(now=run.state.seconds)
         if run.settings.seconds is not None:
             self._push(Event(run.settings.seconds, EventKind.DEADLINE))
@@ -196,29 +237,21 @@ class AsyncDevices:
         self._tasks[device] = task
         self._push(Event(task.ends_at, kind, device, task.key.round))
         if task.rows:
-            if task.base not in self._pool_versions:
-                self._pool_versions[task.base] = self._pool.share(self._base_params[task.base])
-            job = make_job(run, task.key, task.rows, task.macs, sent_at=task.sent_at)
-            job = replace(job, lr=task.lr)
-            self._jobs[device] = job, self._pool.submit(job, self._pool_versions[task.base])
+            self._runner.start(run, task, self._base_params[task.base])
 
     def _end_task(self, run: Run, device: int) -> tuple[Update | None, TaskRecord]:
         """Return the update of a task that ends, if it is valid, and the task's record."""
         task = self._tasks.pop(device)
         version, sent = run.state.next_round, self._base_params[task.base]
         staleness = version - task.base
+        assert task.record is not None
         record = msgspec.structs.replace(task.record, round=version, staleness=staleness)
         update, reason = None, None
         if task.rows:
-            job, number = self._jobs.pop(device)
-            _, reply = self._pool.collect([number])
-            manifest = make_manifest(run, sent, job)
-            update, reason = accept_valid(reply, manifest, run.settings.guard)
+            update, reason = self._runner.finish(run, task, sent)
         self._forget_versions()
         if update is not None:
-            base = {name: sent[name] for name in run.state.server_state.params}
-            seconds = task.ends_at - task.sent_at
-            update = replace(update, staleness=staleness, base=base, seconds=seconds)
+            update = date_update(run, update, task, sent, task.ends_at)
         return update, complete_record(record, update, reason)
 
     def _abandon_tasks(self, run: Run) -> list[TaskRecord]:
@@ -233,17 +266,33 @@ class AsyncDevices:
             staleness = version - task.base
             record = msgspec.structs.replace(record, sent_at=start, staleness=staleness)
             records.append(_make_surplus(record))
-        self._pool.cancel()
-        self._tasks, self._jobs = {}, {}
+        self._runner.cancel()
+        self._tasks = {}
         self._forget_versions()
         return records
 
     def _forget_versions(self) -> None:
         needed = {task.base for task in self._tasks.values()}
-        for version in self._base_params.keys() - needed:
-            del self._base_params[version]
-            if version in self._pool_versions:
-                self._pool.release(self._pool_versions.pop(version))
+        self._base_params = {v: params for v, params in self._base_params.items() if v in needed}
+        self._runner.forget_versions(needed)
+
+
+def date_update(
+    run: Run, update: Update, task: TaskInFlight, sent: Params, arrival: float
+) -> Update:
+    """Return an update with its staleness, the network that it was sent and the time it took."""
+    base = {name: sent[name] for name in run.state.server_state.params}
+    staleness = run.state.next_round - task.base
+    return replace(update, staleness=staleness, base=base, seconds=arrival - task.sent_at)
+
+
+def merge_buffer(run: Run, method: RunsAsynchronously, updates: list[Update]) -> object:
+    """Return the server's state after a full buffer, or the same one if it is empty."""
+    if not updates:
+        return run.state.server_state
+    if isinstance(method, WrapsMethod):
+        updates = [method.discount(run.context.net, update) for update in updates]
+    return run.context.merge(run.state.server_state, updates)
 
 
 def _make_surplus(record: TaskRecord) -> TaskRecord:

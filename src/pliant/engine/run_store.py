@@ -32,7 +32,7 @@ class TaskInFlight:
     sent_at: float
     last_row: int | None  # that it may choose
     ends_at: float  # when its update arrives, or the device leaves
-    record: TaskRecord  # if the update turns out valid
+    record: TaskRecord | None  # if the update turns out valid; None: on a real device
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from pliant.data import FederatedData
 from pliant.devices import Fleet
-from pliant.engine.async_loop import AsyncDevices
+from pliant.engine.async_loop import AsyncDevices, PooledTasks
 from pliant.engine.checks import check_asynchronous, check_trainable
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.local_work import run_job
@@ -97,7 +97,7 @@ def simulate(
             run = Run(context, fleet, settings, state or RunState(0, 0.0, server_state, {}))
             devices: Transport = SimulatedDevices(pool)
             if isinstance(method, RunsAsynchronously):
-                devices = AsyncDevices(pool, method)
+                devices = AsyncDevices(PooledTasks(pool), method)
             yield from run_rounds(run, devices, store, is_stopped)
     finally:
         if store:
