@@ -29,7 +29,8 @@ from deploy_faults import write_data
 from pliant.deploy.device.host import DeviceSetup, Limits
 from pliant.deploy.messages import TrainRequest, encode_for_devices, encode_message
 from pliant.deploy.server.replies import RawReply
-from pliant.deploy.server.rounds import DeviceTransport, serve
+from pliant.deploy.server.rounds import DeviceTransport
+from pliant.deploy.server.serve import serve
 from pliant.deploy.settings import ARRIVAL_HEADER, ServerSettings
 from pliant.deploy.supervise.child_process import (
     ChildProcess,

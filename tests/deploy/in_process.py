@@ -16,12 +16,14 @@ from pliant.deploy.messages import (
     has_own_data,
 )
 from pliant.deploy.server.replies import RawReply
-from pliant.deploy.server.rounds import DeviceTransport, serve
+from pliant.deploy.server.rounds import DeviceTransport
+from pliant.deploy.server.serve import serve
 from pliant.deploy.settings import ServerSettings
 from pliant.engine.run_store import read_records
 from pliant.engine.simulate import simulate
 from pliant.experiment.build import build_run_context, build_server_context
 from pliant.experiment.config import Experiment
+from pliant.methods.verbs import get_inner_method
 from pliant.value import decode
 
 
@@ -43,8 +45,12 @@ class InProcessTransport:
     def find_online_devices(self):
         return set(self.devices)
 
-    def send(self, requests, *, round, seconds):
-        self.waiting = [(device, round, request) for device, request in requests.items()]
+    def send(self, requests, *, round, seconds, adds=False):
+        kept = [entry for entry in self.waiting if adds and entry[0] not in requests]
+        self.waiting = kept + [(device, round, request) for device, request in requests.items()]
+
+    def find_lost_devices(self):
+        return set()
 
     def poll_replies(self):
         if not self.waiting:
@@ -112,7 +118,7 @@ def make_context(experiment, *, check=True):
     key = msgspec.json.encode(inputs)
     if key not in CONTEXTS:
         CONTEXTS[key] = build_run_context(experiment, check=check)
-    return replace(CONTEXTS[key], method=experiment.federated_method)
+    return replace(CONTEXTS[key], method=get_inner_method(experiment.federated_method))
 
 
 agent_module.build_run_context = make_context

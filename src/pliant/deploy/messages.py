@@ -40,6 +40,8 @@ class TrainRequest(Struct, frozen=True):
     nonce: str = ""  # 128 bits, which the reply repeats
     versions: Versions = Versions()
     declaration: DataDeclaration | None = None  # the device's own, if it has its own data
+    # rows and MACs of all mini-batches, if the server has planned them
+    steps: tuple[tuple[int, float], ...] = ()
 
 
 class TrainReply(Struct, frozen=True):

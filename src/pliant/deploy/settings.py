@@ -35,7 +35,8 @@ FAILURE_FILE = "failure.txt"  # one line: why the run gave up
 PID_FILE = "server.pid"
 BYTE_LIMIT_FILE = "max_message_bytes"  # the largest valid message; also in a device's folder
 
-MAX_WAIT_ROUNDS = 20  # that a server with `late = "wait"` waits at most, in round lengths
+# How long the server waits for a task without a deadline, in round lengths.
+MAX_WAIT_ROUNDS = 20
 # Whether devices follow their own measurements or the traces of the simulated fleet.
 Pace = Literal["measured", "simulated"]
 S = TypeVar("S")

@@ -27,7 +27,7 @@ from pliant.engine.worker_context import WorkerContext, build_context
 from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, SearchRun
 from pliant.experiment.user_code import is_user_function, load_function
 from pliant.methods.state import init_states
-from pliant.methods.verbs import Method, RunsAsynchronously, get_inner_method
+from pliant.methods.verbs import Method, get_inner_method
 from pliant.nn.models import MODELS
 from pliant.nn.norm_statistics import RunningStats
 from pliant.params import get_params
@@ -83,15 +83,12 @@ def build_run_context(experiment: Experiment, *, check: bool = True) -> WorkerCo
     check_deployable(experiment)
     net, data = build_experiment(experiment)
     options = experiment.network.elastic_options
-    return build_context(net, data, experiment.federated_method, options, check=check)
+    method = get_inner_method(experiment.federated_method)
+    return build_context(net, data, method, options, check=check)
 
 
 def check_deployable(experiment: Experiment) -> None:
     """Raise if only simulated devices can run a federated experiment."""
-    method = experiment.federated_method
-    if isinstance(method, RunsAsynchronously):
-        kind = type(method).__name__
-        raise ValueError(f"Expected a method with rounds, got {kind}, which is only simulated")
     virtual = {
         "seconds": experiment.seconds,
         "evaluation.every_seconds": experiment.evaluation.every_seconds,
@@ -116,7 +113,7 @@ def build_server_context(experiment: Experiment) -> WorkerContext:
     data = load_server_data(experiment)
     method, options = experiment.federated_method, experiment.network.elastic_options
     net = _build_checked_network(experiment, data, method)
-    return build_context(net, data, method, options)
+    return build_context(net, data, get_inner_method(method), options)
 
 
 def load_server_data(experiment: Experiment) -> DeclaredData:
@@ -134,7 +131,7 @@ def build_device_context(experiment: Experiment, data: FederatedData) -> WorkerC
     net = build_network(experiment.network, data, experiment.seed)
     method, options = experiment.federated_method, experiment.network.elastic_options
     check_trainable(method, net, data, Evaluation(statistics=RunningStats()), options)
-    return build_context(net, data, method, options, check=False)
+    return build_context(net, data, get_inner_method(method), options, check=False)
 
 
 def choose_statistics(experiment: Experiment) -> Experiment:

@@ -1,6 +1,7 @@
 """The Flower transport over a grid that hangs, as Flower's does for minutes."""
 
 import threading
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -172,18 +173,19 @@ def test_a_broken_connection_is_not_taken_for_an_unreadable_message(make_transpo
         transport.poll_replies()
 
 
-class LeavingGrid:
-    """A grid whose only node never replies, and is online until it leaves."""
+class QuietGrid:
+    """A grid whose nodes change and which delivers no replies."""
 
     def __init__(self):
-        self.nodes = [SimpleNamespace(node_id=5, name="0")]
+        self.nodes = {5: "0", 6: "1"}
+        self.numbers = count()
         self.is_complete = threading.Event()
 
     def get_nodes(self):
-        return self.nodes
+        return [SimpleNamespace(node_id=node, name=name) for node, name in self.nodes.items()]
 
     def push_messages(self, messages):
-        return [f"message {index}" for index, _ in enumerate(messages)]
+        return [f"message {next(self.numbers)}" for _ in messages]
 
     def pull_messages(self, message_ids):
         return []
@@ -192,17 +194,36 @@ class LeavingGrid:
 def test_a_device_that_is_gone_or_has_another_key_is_not_waited_for(make_transport):
     from pliant.deploy.flower.transport import GONE_SECONDS, LOOK_SECONDS
 
-    now, grid = [0.0], LeavingGrid()
+    now, grid = [0.0], QuietGrid()
     transport = make_transport(grid)
     transport._clock = lambda: now[0]
     transport.find_online_devices()
     transport.send({0: b"train"}, round=0, seconds=1e6)
     now[0] += 1000.0
     assert transport.poll_replies() == []  # it is slow, and online
-    grid.nodes = [SimpleNamespace(node_id=6, name="0")]  # enrolled again
+    grid.nodes = {7: "0"}  # enrolled again
     now[0] += GONE_SECONDS - 1
     assert transport.poll_replies() == []
     now[0] += LOOK_SECONDS
     [reply] = transport.poll_replies()
     assert (reply.device, reply.raw, reply.reason) == (0, None, "it was offline for 60 s")
     assert transport.poll_replies() == []
+
+
+def test_a_device_that_leaves_or_restarts_is_lost_with_its_request(make_transport):
+    grid = QuietGrid()
+    transport = make_transport(grid)
+    assert transport.find_online_devices() == {0, 1}
+    transport.send({0: b"a"}, round=0, seconds=9.0, adds=True)
+    transport.send({1: b"b"}, round=1, seconds=9.0, adds=True)
+    assert transport.find_lost_devices() == set()
+    grid.nodes = {6: "1", 7: "0"}  # device 0 is back as another node
+    transport.find_online_devices()
+    assert transport.find_lost_devices() == {0}
+    transport.send({0: b"a"}, round=2, seconds=9.0, adds=True)
+    assert transport.find_lost_devices() == set()
+    grid.nodes = {7: "0"}
+    transport.find_online_devices()
+    assert transport.find_lost_devices() == {1}
+    transport.send({0: b"a"}, round=3, seconds=9.0)  # a new round waits for nobody else
+    assert transport.find_lost_devices() == set()

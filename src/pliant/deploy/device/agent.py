@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +30,7 @@ from pliant.deploy.messages import (
     encode_message,
     has_own_data,
 )
-from pliant.deploy.settings import BYTE_LIMIT_FILE, HELLO_BYTES, Pace
+from pliant.deploy.settings import BYTE_LIMIT_FILE, HELLO_BYTES, MAX_WAIT_ROUNDS, Pace
 from pliant.deploy.step_times import StepTimeCurve, load_or_calibrate, write_curve
 from pliant.engine.local_work import iter_steps
 from pliant.engine.round_tasks import LocalWork
@@ -40,6 +41,7 @@ from pliant.experiment.user_code import is_user_function
 from pliant.methods.base import Task, TaskKey, Update
 from pliant.methods.error_feedback import compress_update
 from pliant.methods.state import init_device_state
+from pliant.methods.verbs import RunsAsynchronously
 from pliant.nn.evaluation import evaluate_batches, make_slices
 from pliant.params import Params, get_params, nbytes, select_subtree
 from pliant.storage import atomic
@@ -64,6 +66,12 @@ class LoadedExperiment:
     context: WorkerContext
     curve: StepTimeCurve  # of mini-batches on this machine when nothing else runs
     slowdown: float | None = None  # at the end of the last round, if there was one
+
+    @cached_property
+    def has_deadline(self) -> bool:
+        """Return whether a task ends with its time: it does, but for passes without rounds."""
+        method = self.experiment.federated_method
+        return not (isinstance(method, RunsAsynchronously) and method.work == "pass")
 
 
 @dataclass
@@ -196,7 +204,7 @@ class DeviceAgent:
 
         update = context.train(task, iter_steps(context, key, choose))
         is_short = update.steps < len(work.sizes) and not context.open_passes
-        is_late = experiment.rules.late == "discard" and is_short
+        is_late = experiment.rules.late == "discard" and is_short and loaded.has_deadline
         if isinstance(pacer, MeasuredPacer):
             loaded.slowdown, loaded.curve = pacer.slowdown, pacer.refine_curve()
             write_curve(loaded.curve, context, self.folder)
@@ -245,16 +253,17 @@ class DeviceAgent:
                 if declared_size != work.sizes[0]:  # the device has fewer samples than a batch
                     macs *= work.sizes[0] / declared_size
             server_choice = request.row, macs
+        rules = loaded.experiment.rules
         return MeasuredPacer(
             loaded.context.limit_budget(request.last_row),
             work,
             loaded.curve,
             seconds=request.seconds - self.encode_seconds,
-            grace=request.seconds * loaded.experiment.rules.grace,
+            grace=request.seconds * (rules.grace if loaded.has_deadline else MAX_WAIT_ROUNDS - 1),
             clock=clock,
             server_choice=server_choice,
             slowdown=loaded.slowdown or self.limits.estimate_slowdown(host),
-            is_partial=loaded.experiment.rules.late == "partial",
+            is_partial=rules.late == "partial" or not loaded.has_deadline,
             open_passes=loaded.context.open_passes,
             cpu_share=self.limits.compute_cpu_share(host),
             sleep=self.sleep,

@@ -19,7 +19,7 @@ from pliant.devices.budget import BoolArray
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.round_rules import NO_ROW_FITS
 from pliant.engine.round_tasks import LocalWork, RoundTasks
-from pliant.engine.timetable import build_timetable, compute_start_status
+from pliant.engine.timetable import Timetable, build_timetable, compute_start_status
 from pliant.engine.worker_context import WorkerContext
 from pliant.experiment.config import Experiment
 from pliant.methods.base import TaskKey
@@ -155,7 +155,8 @@ class SimulatedPacer:
     """Pace a real device by the experiment's simulated fleet instead of its own clock.
 
     The device computes its own part of the simulator's timetable, so a federation of real processes
-    matches the simulation bit for bit; only the times are real.
+    matches the simulation bit for bit; only the times are real. In an asynchronous run, whose time
+    the server keeps, it follows the server's plan instead.
     """
 
     def __init__(
@@ -166,47 +167,56 @@ class SimulatedPacer:
         work: LocalWork,
         clock: Callable[[], float],
     ) -> None:
-        key = TaskKey(experiment.seed, request.round, request.device)
-        full_macs = np.array([work.sizes], np.float64) * work.full_macs
-        zero = np.zeros(1)
-        fits = _find_fitting_rows(context, experiment, request)
-        devices = np.array([request.device])
-        tasks = RoundTasks(devices, full_macs, zero, zero, fits, context.open_passes)
-
-        def count_macs(devices: IntArray, step: int, choice: RowChoice) -> FloatArray:
-            if not len(devices):  # its time is over
-                return np.zeros(0)
-            macs = context.batch_macs(int(choice.row[0]), work.sizes[step], key, step)
-            return np.full(len(devices), macs)
-
-        policy = context.limit_budget(request.last_row)
-        fleet, seed = experiment.fleet, experiment.seed
-        start = request.round * fleet.round_seconds
-        if request.row is not None:
-            status = compute_start_status(fleet, tasks, seed=seed, start=start)
-            choice = RowChoice(np.array([request.row]), np.array([request.macs]))
-            policy = FixedChoice(status, choice)
-        timetable = build_timetable(
-            fleet,
-            policy,
-            tasks,
-            experiment.rules,
-            seed=seed,
-            round=request.round,
-            start=start,
-            step_cost=count_macs,
-        )
-        used = int(timetable.used_steps[0])
-        self._planned_rows = timetable.row[0, :used].tolist()
-        self._planned_macs = timetable.planned[0, :used].tolist()
+        self._steps, self.short = request.steps, 0
+        if not request.steps:
+            timetable = _build_timetable(context, experiment, request, work)
+            used = int(timetable.used_steps[0])
+            columns = timetable.row[0, :used], timetable.planned[0, :used]
+            self._steps = tuple(zip(*(column.tolist() for column in columns), strict=True))
+            self.short = int(timetable.is_short[0, :used].sum())
         self._clock = clock
-        self.short = int(timetable.is_short[0, :used].sum())
         self.times: list[float] = []
         self.rows: list[int] = []
 
     def choose(self, step: int) -> tuple[int, float] | None:
         self.times.append(self._clock())
-        if step == len(self._planned_rows):
+        if step == len(self._steps):
             return None
-        self.rows.append(self._planned_rows[step])
-        return self._planned_rows[step], self._planned_macs[step]
+        self.rows.append(self._steps[step][0])
+        return self._steps[step]
+
+
+def _build_timetable(
+    context: WorkerContext, experiment: Experiment, request: TrainRequest, work: LocalWork
+) -> Timetable:
+    """Return the device's part of a round's timetable."""
+    key = TaskKey(experiment.seed, request.round, request.device)
+    full_macs = np.array([work.sizes], np.float64) * work.full_macs
+    zero = np.zeros(1)
+    fits = _find_fitting_rows(context, experiment, request)
+    devices = np.array([request.device])
+    tasks = RoundTasks(devices, full_macs, zero, zero, fits, context.open_passes)
+
+    def count_macs(devices: IntArray, step: int, choice: RowChoice) -> FloatArray:
+        if not len(devices):  # its time is over
+            return np.zeros(0)
+        macs = context.batch_macs(int(choice.row[0]), work.sizes[step], key, step)
+        return np.full(len(devices), macs)
+
+    policy = context.limit_budget(request.last_row)
+    fleet, seed = experiment.fleet, experiment.seed
+    start = request.round * fleet.round_seconds
+    if request.row is not None:
+        status = compute_start_status(fleet, tasks, seed=seed, start=start)
+        choice = RowChoice(np.array([request.row]), np.array([request.macs]))
+        policy = FixedChoice(status, choice)
+    return build_timetable(
+        fleet,
+        policy,
+        tasks,
+        experiment.rules,
+        seed=seed,
+        round=request.round,
+        start=start,
+        step_cost=count_macs,
+    )

@@ -60,7 +60,8 @@ def _serve_folder(grid: Grid, folder: Path) -> Iterator[object]:
         has_own_data,
     )
     from pliant.deploy.server.replies import find_max_reply_bytes
-    from pliant.deploy.server.rounds import DeviceTransport, serve
+    from pliant.deploy.server.rounds import DeviceTransport
+    from pliant.deploy.server.serve import serve
     from pliant.experiment.build import build_run_context, build_server_context
     from pliant.experiment.config import load_run_config
 

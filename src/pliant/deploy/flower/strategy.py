@@ -22,6 +22,7 @@ from pliant.deploy.settings import ServerSettings
 from pliant.engine.round_loop import finish_round
 from pliant.experiment.build import build_run_context, build_server_context
 from pliant.experiment.config import Experiment
+from pliant.methods.verbs import RunsAsynchronously
 
 _AGENTS: dict[tuple[str, int], DeviceAgent] = {}  # a simulation reuses its processes
 
@@ -46,6 +47,9 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
     """Run any of pliant's methods as a Flower strategy, with pliant's validation of updates."""
 
     def __init__(self, experiment: Experiment, settings: ServerSettings | None = None) -> None:
+        if isinstance(experiment.federated_method, RunsAsynchronously):
+            kind = type(experiment.method).__name__
+            raise ValueError(f"Expected a method with rounds, as Flower's strategies, got {kind}")
         self._experiment = experiment
         self._settings = settings or ServerSettings()
         is_own = has_own_data(experiment, self._settings.pace)

@@ -48,15 +48,16 @@ class FlowerTransport:
         self.device_of_node: dict[int, int] = {}
         self._ready_nodes: set[int] = set()  # that have replied to a hello
         self._pending_hellos: dict[str, tuple[int, float]] = {}  # message -> node, expiry
-        self._pending_requests: dict[str, int] = {}  # message -> device
-        self._nodes: dict[int, int] = {}  # that have a request -> device
-        self._last_seen: dict[int, float] = {}  # of these nodes
+        self._pending_requests: dict[str, tuple[int, int]] = {}  # message -> device, node
+        self._online_nodes: set[int] = set()
+        self._last_seen: dict[int, float] = {}  # of nodes that have a request
         self._looked_at = -LOOK_SECONDS
         self._hello_poller, self._reply_poller = ReplyPoller(grid), ReplyPoller(grid)
         self.hello_replies: dict[int, bytes] = {}
 
     def find_online_devices(self) -> set[int]:
         nodes = {node.node_id: node.name for node in self._grid.get_nodes()}
+        self._online_nodes = set(nodes)
         waiting = {node for node, _ in self._pending_hellos.values()}
         new = [node for node in nodes if node not in self._ready_nodes and node not in waiting]
         if new:
@@ -104,24 +105,41 @@ class FlowerTransport:
             if device in nodes
         }
 
-    def send(self, requests: Mapping[int, bytes], *, round: int, seconds: float) -> None:
+    def send(
+        self, requests: Mapping[int, bytes], *, round: int, seconds: float, adds: bool = False
+    ) -> None:
         messages = self.make_messages(requests, round=round, seconds=seconds)
-        self._pending_requests = {}
-        self._reply_poller.reset()
+        if adds:
+            pending = self._pending_requests.items()
+            self._pending_requests = {key: (d, n) for key, (d, n) in pending if d not in requests}
+        else:
+            self._pending_requests = {}
+            self._reply_poller.reset()
         message_ids = self._grid.push_messages([*messages.values()]) if messages else []
+        nodes = {device: node for node, device in self.device_of_node.items()}
         for device, message_id in zip(messages, message_ids, strict=True):
             if message_id:
-                self._pending_requests[message_id] = device
-        newest = {device: node for node, device in self.device_of_node.items()}
-        self._nodes = {newest[device]: device for device in messages if device in newest}
-        self._last_seen = dict.fromkeys(self._nodes, self._clock())
+                self._pending_requests[message_id] = device, nodes.get(device, 0)
+        now, waiting = self._clock(), {node for _, node in self._pending_requests.values()}
+        asked = {nodes.get(device, 0) for device in messages}
+        self._last_seen = {n: now if n in asked else self._last_seen.get(n, now) for n in waiting}
+
+    def find_lost_devices(self) -> set[int]:
+        pending = self._pending_requests.values()
+        return {
+            device
+            for device, node in pending
+            if node not in self._online_nodes or self.device_of_node.get(node) != device
+        }
 
     def poll_replies(self) -> list[RawReply]:
         if not self._pending_requests:
             return []
         replies = []
         for message in self._reply_poller.poll(list(self._pending_requests)):
-            device = self._pending_requests.pop(message.metadata.reply_to_message_id, None)
+            device, _ = self._pending_requests.pop(
+                message.metadata.reply_to_message_id, (None, None)
+            )
             if device is not None:
                 replies.append(read_reply(device, message))
         return replies + self._give_up_gone_devices()
@@ -134,8 +152,8 @@ class FlowerTransport:
         self._looked_at = now
         online = {node.node_id for node in self._grid.get_nodes()}
         self._last_seen |= dict.fromkeys(online & self._last_seen.keys(), now)
-        gone = {self._nodes[n] for n, seen in self._last_seen.items() if now - seen > GONE_SECONDS}
-        lost = {key: device for key, device in self._pending_requests.items() if device in gone}
+        gone = {node for node, seen in self._last_seen.items() if now - seen > GONE_SECONDS}
+        lost = {key: d for key, (d, node) in self._pending_requests.items() if node in gone}
         for key in lost:
             del self._pending_requests[key]
         reason = f"it was offline for {GONE_SECONDS:g} s"

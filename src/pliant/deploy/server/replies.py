@@ -46,8 +46,16 @@ class MessageTransport(Protocol):
     def find_online_devices(self) -> set[int]:
         """Return the devices that are reachable now."""
 
-    def send(self, requests: Mapping[int, bytes], *, round: int, seconds: float) -> None:
-        """Send each device its request, and stop waiting for replies to earlier ones."""
+    def send(
+        self, requests: Mapping[int, bytes], *, round: int, seconds: float, adds: bool = False
+    ) -> None:
+        """Send each device its request, and stop waiting for replies to earlier ones.
+
+        With `adds`, stop waiting only for the replies of the same devices.
+        """
+
+    def find_lost_devices(self) -> set[int]:
+        """Return the devices that have left or restarted since their last request was sent."""
 
     def poll_replies(self) -> list[RawReply]:
         """Return the replies since the last call, in any order."""

@@ -1,31 +1,19 @@
 """Rounds on real devices: requests out, replies in, and a deadline that holds whatever they do."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import takewhile
-from pathlib import Path
-from secrets import token_hex
 
 import msgspec
 import numpy as np
 
 from pliant.data.declared import DeclaredData
-from pliant.deploy.messages import (
-    EXTRA,
-    PARAMS,
-    TrainReply,
-    TrainRequest,
-    decode_message,
-    encode_for_devices,
-    encode_message,
-)
+from pliant.deploy.messages import encode_for_devices
 from pliant.deploy.server.declarations import DeclarationReader
 from pliant.deploy.server.device_tests import score_on_devices
 from pliant.deploy.server.replies import (
     DROPPED,
     LATE,
-    NONCE_BYTES,
     CheckedReply,
     MessageTransport,
     RawReply,
@@ -33,19 +21,15 @@ from pliant.deploy.server.replies import (
     check_reply,
     make_task_record,
 )
+from pliant.deploy.server.requests import Requester, TaskOrder
 from pliant.deploy.settings import MAX_WAIT_ROUNDS, ServerSettings
-from pliant.deploy.step_times import StepTimeCurve, parse_curve
-from pliant.devices import DeviceStatus
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.device_scores import DeviceScores
-from pliant.engine.ledger import MERGED_OUTCOMES, RoundRecord
-from pliant.engine.local_work import Job, make_task
-from pliant.engine.round_loop import RoundResult, Run, run_rounds
+from pliant.engine.ledger import MERGED_OUTCOMES
+from pliant.engine.round_loop import RoundResult, Run
 from pliant.engine.round_rules import TaskOutcome, close_round
-from pliant.engine.round_tasks import RoundTasks
-from pliant.engine.run_store import RunState, RunStore, read_records
+from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.selection import select_devices
-from pliant.engine.timetable import compute_start_status
 from pliant.engine.worker_context import WorkerContext
 from pliant.experiment.config import Experiment
 from pliant.methods.base import TaskKey
@@ -65,28 +49,6 @@ class MergedRound:
 
 class NotEnoughDevices(RuntimeError):
     """Too few devices are online, or too many consecutive rounds merged no update."""
-
-
-def serve(
-    context: WorkerContext, transport: "DeviceTransport", folder: Path
-) -> Iterator[RoundRecord]:
-    """Run the remaining rounds of the run in a folder and yield their records."""
-    store, retries = RunStore(folder), transport.settings.retries
-    try:
-        run = make_run(transport.experiment, context, store)
-        is_empty = [r.merged == 0 for r in read_records(folder) if isinstance(r, RoundRecord)]
-        run.repeated_rounds = sum(is_empty)
-        if isinstance(context.data, DeclaredData):
-            run.test_on_devices = transport.test_network
-        # a run that has given up may retry as often again
-        consecutive = len(list(takewhile(bool, reversed(is_empty)))) % (retries + 1)
-        for record in run_rounds(run, transport, store):
-            yield record
-            consecutive = 0 if record.merged else consecutive + 1
-            if consecutive > retries:
-                raise NotEnoughDevices(f"no update was merged in {consecutive} consecutive rounds")
-    finally:
-        store.close()
 
 
 def make_run(experiment: Experiment, context: WorkerContext, store: RunStore | None = None) -> Run:
@@ -113,8 +75,8 @@ class DeviceTransport:
 
     def __post_init__(self) -> None:
         self._config = encode_for_devices(self.experiment, self.settings.pace)
+        self.requester = Requester(self._config, self.settings.pace, self.messages)
         self._declarations = DeclarationReader(self.experiment.server.max_samples)
-        self._curves: dict[int, StepTimeCurve] = {}
         self._has_started = False  # this process has run a round
         self._opened_at = self._sent_at = 0.0
         self.requests: dict[int, SentRequest] = {}  # of the current round
@@ -195,7 +157,7 @@ class DeviceTransport:
             for message in self.messages.poll_replies():
                 self.receive(run, message)
             updates = [reply for reply in self.replies.values() if reply.update]
-            mergeable = [r for r in updates if rules.late == "partial" or _is_complete(run, r)]
+            mergeable = [r for r in updates if rules.late == "partial" or is_complete(run, r)]
             if rules.closes_at_target and len(mergeable) >= run.target_updates:
                 break
             if len(self.replies) < len(self.requests):
@@ -219,7 +181,7 @@ class DeviceTransport:
         reply = check_reply(run, self.requests[message.device], message, self._elapsed)
         self.replies[message.device] = reply
         if reply.curve is not None:
-            self._curves[message.device] = reply.curve
+            self.requester.curves[message.device] = reply.curve
 
     def close(self, run: Run) -> RoundResult:
         """Decide which updates are merged, and record every task."""
@@ -261,84 +223,19 @@ class DeviceTransport:
 
     def _make_requests(self, run: Run, devices: list[int]) -> dict[int, SentRequest]:
         """Return for each device its encoded request and what a valid reply to it looks like."""
-        context, shared, number = run.context, run.shared_params, run.state.next_round
-        choices, pace = self._choose_rows(run, devices), self.settings.pace
-        last_row = run.last_row
-        max_share = context.find_max_share(last_row)
+        shared, number, last_row = run.shared_params, run.state.next_round, run.last_row
+        choices = self.requester.choose_rows(run, devices)
         is_waiting = run.settings.rules.late == "wait"
         seconds = self._window(run) if is_waiting else run.fleet.round_seconds
         requests = {}
         for device in devices:
-            work = context.plan_work(device)
-            row, macs = choices.get(device, (None, 0.0))
-            key = TaskKey(run.settings.seed, number, device)
-            job = Job(key, (row or 0,), (macs,), run.lr, None, *context.summarise_data(device))
-            full_macs = [size * work.full_macs for size in work.sizes]
-            factor = max(max_share, macs / full_macs[0])  # some charge for more than one pass
-            max_macs = [factor * step_macs for step_macs in full_macs]
-            manifest = run.manifests.build(shared, job, work.sizes, max_macs)
-            last = run.state.device_states.get(device)
-            merged = None if last is None else last.merged
-            request = TrainRequest(
-                "train",
-                self._config,
-                device,
-                number,
-                run.lr,
-                pace,
-                row,
-                macs,
-                seconds,
-                merged,
-                last_row,
-                nonce=token_hex(NONCE_BYTES),
-                declaration=run.state.declarations.get(device),
+            order = TaskOrder(
+                TaskKey(run.settings.seed, number, device), run.compute_lr(device), last_row
             )
-            task = make_task(context, shared, job)
-            raw = encode_message(request, {PARAMS: task.params, EXTRA: task.extra})
-            sent = SentRequest(key, row, last_row, task.extra, raw, manifest, request.nonce, factor)
-            requests[device] = sent
+            if device in choices:
+                order = replace(order, row=choices[device][0], macs=choices[device][1])
+            requests[device] = self.requester.make_request(run, order, shared, seconds)
         return requests
-
-    def _choose_rows(self, run: Run, devices: list[int]) -> Mapping[int, tuple[int, float]]:
-        """Choose rows by the devices' reported speeds, if the method chooses on the server."""
-        policy = run.context.budget_policy
-        if not policy.is_per_round or not devices:
-            return {}
-        full_macs = run.context.compute_batch_sizes(np.array(devices)) * run.context.full_macs
-        zero = np.zeros(len(devices))
-        tasks = RoundTasks(np.array(devices), full_macs, zero, zero)
-        if self.settings.pace == "simulated":
-            costs = run.fleet.get_costs(tasks.devices, seed=run.settings.seed)
-            fits = run.context.find_fitting_rows(costs, tasks.devices)
-            tasks = replace(tasks, fits=fits)
-            start = run.state.next_round * run.fleet.round_seconds
-            status = compute_start_status(run.fleet, tasks, seed=run.settings.seed, start=start)
-        else:
-            status = self._estimate_status(tasks, run.fleet.round_seconds)
-        choice = policy.choose(status)
-        rows = zip(choice.row.tolist(), choice.macs.tolist(), strict=True)
-        return dict(zip(devices, rows, strict=True))
-
-    def _estimate_status(self, tasks: RoundTasks, round_seconds: float) -> DeviceStatus:
-        first_macs, total_macs = tasks.full_macs[:, 0], tasks.full_macs.sum(axis=1)
-        speed = total_macs / round_seconds
-        for index, device in enumerate(tasks.devices.tolist()):
-            curve = self._curves.get(device) or self._read_hello_curve(device)
-            if curve is not None:
-                slot = round_seconds * first_macs[index] / total_macs[index]
-                speed[index] = curve.share_within(slot) * first_macs[index] / slot
-        left, now = np.full(len(speed), round_seconds), np.zeros(len(speed))
-        return DeviceStatus(
-            tasks.devices, 0, now, speed, left, round_seconds, first_macs, total_macs, total_macs
-        )
-
-    def _read_hello_curve(self, device: int) -> StepTimeCurve | None:
-        try:
-            hello, _ = decode_message(self.messages.hello_replies[device], TrainReply)
-            return parse_curve(hello.curve)
-        except (LookupError, ValueError):
-            return None
 
     def _decide_outcomes(self, run: Run, replies: list[CheckedReply]) -> list[str]:
         """Apply the round rules to the replies and return how each task ended."""
@@ -347,7 +244,7 @@ class DeviceTransport:
         steps = np.zeros(len(replies), np.int64)
         for index, reply in enumerate(replies):
             if reply.update is not None:
-                arrival[index] = reply.arrival if _is_complete(run, reply) else np.inf
+                arrival[index] = reply.arrival if is_complete(run, reply) else np.inf
                 steps[index] = reply.update.steps
             elif reply.outcome.startswith(DROPPED):
                 dropout[index] = reply.arrival
@@ -366,7 +263,7 @@ class DeviceTransport:
         ]
 
 
-def _is_complete(run: Run, reply: CheckedReply) -> bool:
+def is_complete(run: Run, reply: CheckedReply) -> bool:
     """Return whether a device did all its steps, or all that it wanted to."""
     steps = 0 if reply.update is None else reply.update.steps
     return steps == len(reply.batch_sizes) or run.context.open_passes > 0

@@ -47,8 +47,13 @@ class PreviewTransport:
     def find_online_devices(self) -> set[int]:
         return {self._agent.number}
 
-    def send(self, requests: Mapping[int, bytes], *, round: int, seconds: float) -> None:
+    def send(
+        self, requests: Mapping[int, bytes], *, round: int, seconds: float, adds: bool = False
+    ) -> None:
         self._requests = dict(requests)
+
+    def find_lost_devices(self) -> set[int]:
+        return set()
 
     def poll_replies(self) -> list[RawReply]:
         """Handle the requests; a hello reply is the first."""

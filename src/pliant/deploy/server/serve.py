@@ -1,0 +1,47 @@
+"""Serve a run to real devices, in rounds or without them."""
+
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+from pliant.data.declared import DeclaredData
+from pliant.deploy.server.live_tasks import LiveTasks
+from pliant.deploy.server.remote_tasks import RemoteTasks
+from pliant.deploy.server.rounds import DeviceTransport, NotEnoughDevices, make_run
+from pliant.engine.async_loop import AsyncDevices
+from pliant.engine.ledger import RoundRecord
+from pliant.engine.round_loop import Transport, run_rounds
+from pliant.engine.run_store import RunStore, read_records
+from pliant.engine.worker_context import WorkerContext
+from pliant.methods.verbs import RunsAsynchronously
+
+
+def serve(context: WorkerContext, devices: DeviceTransport, folder: Path) -> Iterator[RoundRecord]:
+    """Run the remaining rounds of the run in a folder and yield their records."""
+    store, retries = RunStore(folder), devices.settings.retries
+    try:
+        run = make_run(devices.experiment, context, store)
+        is_empty = [r.merged == 0 for r in read_records(folder) if isinstance(r, RoundRecord)]
+        run.repeated_rounds = sum(is_empty)
+        transport = make_transport(devices)
+        if isinstance(context.data, DeclaredData) and transport is devices:
+            run.test_on_devices = devices.test_network
+        # a run that has given up may retry as often again
+        consecutive = len(list(takewhile(bool, reversed(is_empty)))) % (retries + 1)
+        for record in run_rounds(run, transport, store):
+            yield record
+            consecutive = 0 if record.merged else consecutive + 1
+            if consecutive > retries:
+                raise NotEnoughDevices(f"no update was merged in {consecutive} consecutive rounds")
+    finally:
+        store.close()
+
+
+def make_transport(devices: DeviceTransport) -> Transport:
+    """Return the transport of the experiment's method; only some methods have rounds."""
+    method = devices.experiment.federated_method
+    if not isinstance(method, RunsAsynchronously):
+        return devices
+    if devices.settings.pace == "simulated":
+        return AsyncDevices(RemoteTasks(devices), method)
+    return LiveTasks(devices, method)

@@ -1,0 +1,76 @@
+"""Asynchronous runs of real processes, with Flower, TLS and keys, some of which are killed."""
+
+import os
+import signal
+
+import pytest
+from tests.deploy.in_process import compute_simulated_digest, make_experiment
+from tests.deploy.supervise.test_federation import find_free_port, find_processes
+from tests.waiting import LIMIT
+
+from pliant.deploy.security.certificates import make_keys
+from pliant.deploy.settings import PID_FILE, ServerSettings
+from pliant.deploy.supervise.child_process import run_supervisor
+from pliant.deploy.supervise.federation import Federation
+from pliant.engine.ledger import TaskRecord, verify_records
+from pliant.engine.run_store import read_records
+
+pytestmark = pytest.mark.waits
+
+
+def make_async(buffer):
+    inner = {"type": "scaffold", "local": {"batch": 16}}
+    return make_experiment(
+        {"type": "fedbuff", "buffer": buffer, "concurrency": 3, "inner": inner},
+        rounds=4,
+        data={"proxy": 7950},
+        fleet={"round_seconds": 5.0, "speed": {"type": "constant", "low": 0.3, "high": 1.0}},
+    )
+
+
+def serve(experiment, folder, pace, kills):
+    """Serve a run, kill what `kills` names after each version, and return the records."""
+    make_keys(folder / "keys", devices=3)
+    settings = ServerSettings(allowance=LIMIT, patience=LIMIT, pace=pace)
+    federation = Federation(
+        experiment, folder / "run", settings=settings, port=find_free_port(), keys=folder / "keys"
+    )
+    with run_supervisor(federation):
+        for record in federation.watch():
+            if record.round in kills:
+                (pid,) = kills[record.round](folder / "run")
+                os.kill(pid, signal.SIGKILL)
+    return list(read_records(folder / "run"))
+
+
+def find_device_process(module, device):
+    return lambda run: find_processes(
+        f'{module}\0{{"device":{device},"folder":"{run}/devices/{device}"'
+    )
+
+
+def find_server(run):
+    return [int((run / PID_FILE).read_text())]
+
+
+def test_killed_devices_come_back_and_get_work(tmp_path):
+    kills = {
+        0: find_device_process("flower.node", 1),
+        1: find_device_process("device.worker", 2),
+    }
+    records = serve(make_async(buffer=3), tmp_path, "measured", kills)  # all must send updates
+    assert verify_records(records) == 4
+    tasks = [task for task in records if isinstance(task, TaskRecord)]
+    for device in range(3):
+        finished = [t.round for t in tasks if t.device == device and t.outcome == "finished"]
+        assert finished == [0, 1, 2, 3]
+    lost = [task for task in tasks if task.outcome.startswith("dropped")]
+    assert {task.device for task in lost} <= {1, 2}
+
+
+def test_a_rehearsal_with_kills_ends_with_the_simulated_weights(tmp_path):
+    experiment = make_async(buffer=2)
+    kills = {0: find_device_process("device.worker", 1), 1: find_server}
+    records = serve(experiment, tmp_path, "simulated", kills)
+    assert verify_records(records) == 4
+    assert records[-1].digest == compute_simulated_digest(experiment)
