@@ -169,6 +169,40 @@ def test_the_side_of_scaled_images_is_shown(browser, tmp_path):
         page.close()
 
 
+def set_choice(page, name, value):
+    page.run(
+        f"(() => {{ const choice = document.querySelector('#{name}'); "
+        f"choice.value = '{value}'; choice.onchange() }})()"
+    )
+
+
+def test_runs_without_rounds_share_an_axis_of_seconds(browser, tmp_path):
+    path = write_run(tmp_path / "runs" / "fedbuff", 3) / "events.jsonl"
+    text = path.read_text().replace('"staleness":null', '"staleness":2')
+    path.write_text(text.replace('"sent_at":null', '"sent_at":0.1'))
+    with serve(tmp_path / "runs") as address:
+        page = browser.open(address)
+        description = "document.querySelector('#chart-text').textContent"
+        page.until(f"{description}.startsWith('Line chart of test accuracy against seconds')")
+        assert get_text(page, "#unit") == "versions"
+        page.hover(*get_centre(page, "document.querySelector('#chart .mark')"))
+        page.until("document.querySelector('#tip').textContent.includes('version ')")
+        page.until("document.querySelector('#task-unit').textContent === 'version'")
+        page.save_screenshot(tmp_path / "versions.png")
+        write_run(tmp_path / "runs" / "fedavg", 4)
+        page.call("Page.reload")
+        page.until("document.querySelectorAll('#list input').length === 2")
+        page.click("#list li:not(:has(input:checked)) input")
+        page.until("document.querySelectorAll('#chart .curve').length === 2")
+        set_choice(page, "x", "round")
+        page.until(f"{description}.includes('against rounds or versions')")
+        set_choice(page, "y", "staleness")
+        page.until(f"{description}.includes('fedbuff: 2')")
+        page.save_screenshot(tmp_path / "both.png")
+        assert page.get_errors() == []
+        page.close()
+
+
 def test_the_theme_follows_the_system_and_the_button(page, tmp_path):
     ground = "getComputedStyle(document.body).backgroundColor"
     assert page.run(ground) == "rgb(243, 245, 247)"

@@ -21,6 +21,7 @@ const VALUES = {
   used: ["useful share of MACs", (value) => percent(value, 0), percent],
   merged: ["share of devices merged", (value) => percent(value, 0), percent],
   side: ["side of scaled images", short, short],
+  staleness: ["staleness of updates", short, short],
 };
 
 const runs = new Map(); // id -> summary
@@ -29,6 +30,7 @@ const selected = new Map(); // id -> { slot, known, columns, front }
 let since = ""; // epoch and version of the list
 let source = null;
 let isRedrawPending = false;
+let hasChosenAxis = false;
 
 function label(run) {
   const folders = run.name.split("/");
@@ -195,13 +197,28 @@ function viewsWithRounds() {
   return [...selected].filter(([id, view]) => view.columns && runs.has(id));
 }
 
+// a run without rounds merges versions, which have a staleness
+function countsVersions(view) {
+  return view.columns.staleness.some((value) => value !== null);
+}
+
+function unitOfRuns() {
+  const views = viewsWithRounds().map(([, view]) => view);
+  const count = views.filter(countsVersions).length;
+  return count === 0 ? "rounds" : count === views.length ? "versions" : "rounds or versions";
+}
+
 function drawCurves() {
+  const unit = unitOfRuns();
+  AXES.round[0] = $("unit").textContent = $("x").options[0].textContent = unit;
+  if (!hasChosenAxis) $("x").value = unit === "rounds" ? "round" : "seconds"; // which all runs share
   const [x, y] = [$("x").value, $("y").value];
   const series = viewsWithRounds().map(([id, view]) => {
     const { columns, slot } = view;
     const points = columns[y].map((value, row) => [columns[x][row], value, row]).filter(([, value]) => value !== null);
     const pick = (field) => points.map((point) => point[field]);
-    return { label: label(runs.get(id)).short, slot, x: pick(0), y: pick(1), rows: pick(2), columns };
+    const unit = countsVersions(view) ? "version" : "round";
+    return { label: label(runs.get(id)).short, slot, x: pick(0), y: pick(1), rows: pick(2), columns, unit };
   });
   const [xLabel, xFormat] = AXES[x];
   const [yLabel, yFormat, format] = VALUES[y];
@@ -209,7 +226,7 @@ function drawCurves() {
     const c = line.columns;
     const row = line.rows[index];
     return (
-      `${line.label}\n${yLabel}: ${format(line.y[index])}\nround ${c.round[row]}, ${short(c.seconds[row])} s, ` +
+      `${line.label}\n${yLabel}: ${format(line.y[index])}\n${line.unit} ${c.round[row]}, ${short(c.seconds[row])} s, ` +
       `${short(c.macs[row])}MACs, ${short(c.bytes[row])}B${pixels(c.side[row])}`
     );
   };
@@ -298,6 +315,7 @@ async function updateLanes() {
     $("round").max = Math.max(1, timeline.known);
     if ($("follow").checked) $("round").value = timeline.known;
     $("round-text").textContent = $("round").value;
+    $("round-unit").textContent = $("task-unit").textContent = timeline.unit;
     describeTasks(timeline, drawLanes($("lanes"), timeline));
   } catch {
     // the server is down: the next update draws again
@@ -314,7 +332,7 @@ function describeTasks(timeline, { tasks, devices }) {
   const counts = new Map();
   for (const task of tasks) counts.set(outcomeKind(task), (counts.get(outcomeKind(task)) ?? 0) + 1);
   const outcomes = [...counts].map(([kind, count]) => `${count} ${kind}`).join(", ");
-  const note = timeline.rounds.every((round) => round.whole) ? "" : " Only the first tasks of each round are shown.";
+  const note = timeline.rounds.every((round) => round.whole) ? "" : ` Only the first tasks of each ${timeline.unit} are shown.`;
   $("lanes-text").textContent = tasks.length
     ? `${timeline.unit === "version" ? "Versions" : "Rounds"} ${timeline.first} to ${timeline.last}, ${devices.length} devices, ${tasks.length} tasks: ${outcomes}. ` +
       `A bar is a mini-batch; the stronger it is, the more of the network it trains. Hatched tasks were not merged.${note}`
@@ -365,6 +383,10 @@ function fillOptions(id, choices) {
 async function start() {
   fillOptions("x", AXES);
   fillOptions("y", VALUES);
+  $("x").onchange = () => {
+    hasChosenAxis = true;
+    redraw();
+  };
   const themes = ["system", "light", "dark"];
   $("theme").onclick = () => setTheme(themes[(themes.indexOf(storedTheme()) + 1) % 3]);
   $("filter").oninput = updateList;
