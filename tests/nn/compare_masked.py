@@ -57,9 +57,9 @@ def run_masked(
 ) -> tuple[list[Tensor], Params]:
     """Return outputs, gradients and buffers of the masked oracle."""
     layers = {
-        layer: (index, torch.from_numpy(subnet.masks[index].copy()), subnet.scales[index])
+        layer: (index, torch.from_numpy(subnet.masks[index].copy()), subnet.scales[index], block)
         for index, site in enumerate(net.sites)
-        for layer in site.layers
+        for layer, block in zip(site.layers, net.groups[index].blocks, strict=True)
     }
     before = {name: tensor.clone() for name, tensor in module.named_buffers()}
     module.zero_grad()

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.nn import masked_attention as attention
 from tests.nn import masked_rules as rules
 from tests.nn import masked_shapes as shapes
 from tests.nn.masked_rules import (
-    Channel,
     Operation,
     Result,
     Value,
@@ -28,7 +28,8 @@ from tests.nn.masked_rules import (
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-Layer = tuple[int, Tensor, float]  # site id, mask over output channels (repeated), scale 1/q
+# site id, mask over filters (repeated), scale 1/q, maybe adjacent outputs of one filter
+Layer = tuple[int, Tensor, float] | tuple[int, Tensor, float, int]
 Rule = Callable[[Operation, Sequence[Any], dict[str, Any]], Result]
 
 _RULES: dict[Rule, str] = {
@@ -39,7 +40,10 @@ _RULES: dict[Rule, str] = {
         log_sigmoid threshold _threshold rrelu dropout dropout1d dropout2d dropout3d alpha_dropout
         feature_alpha_dropout feature_dropout exp expm1 log log1p sqrt rsqrt square abs neg negative
         reciprocal sin cos erf sign clamp clamp_min clamp_max clip contiguous clone detach to float
-        double half bfloat16 type type_as""",
+        double half bfloat16 type type_as masked_fill""",
+    attention.softmax: "softmax log_softmax",
+    attention.product: "matmul bmm __matmul__",
+    attention.attention: "scaled_dot_product_attention",
     rules.prelu: "prelu",
     rules.pooling: """max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d lp_pool1d
         lp_pool2d lp_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
@@ -57,6 +61,7 @@ _RULES: dict[Rule, str] = {
     shapes.expand: "expand expand_as",
     shapes.split: "chunk split split_with_sizes tensor_split",
     shapes.narrow: "narrow",
+    shapes.unbind: "unbind",
     shapes.index: "__getitem__",
     shapes.concatenate: "cat concat concatenate",
 }
@@ -85,7 +90,8 @@ def _find_weight(net: nn.Module, path: str, layer: Layer) -> Tensor:
     weight = parameters.get(f"{path}.weight", parameters.get(path))
     if weight is None:
         raise LookupError(f"Expected a layer or a parameter of the network, got {path!r}")
-    if layer[1].dtype != torch.bool or layer[1].dim() != 1 or weight.shape[0] % len(layer[1]):
+    is_mask = layer[1].dtype == torch.bool and layer[1].dim() == 1
+    if not is_mask or all(size % len(layer[1]) for size in weight.shape[:2]):
         expected = f"Expected a bool mask over {weight.shape[0]} output channels of {path}"
         raise ValueError(f"{expected}, got {layer[1].dtype} of shape {tuple(layer[1].shape)}")
     return weight
@@ -167,6 +173,13 @@ def _dispatch(
     result: Result = None
     if name in ("conv1d", "conv2d", "conv3d", "linear"):
         result = _run_layer(name, func, bind_args(_LAYER_ARGS, args, kwargs), sites)
+    elif name == "multi_head_attention_forward":
+        return attention.multi_head_attention(func, args, kwargs, sites)
+    elif name == "embedding":
+        tokens, weight = args[0], args[1]
+        if (layer := sites.get(id(weight))) is not None:
+            data = func(tokens.data.long(), *args[1:], **kwargs)
+            return attention.mask_outputs(data, data.ndim - 1, layer)
     elif any(isinstance(i, Value) and i.axis is not None for i in tree_leaves((args, kwargs))):
         rule = _RULE_OF.get(name)
         result = rule(func, args, kwargs) if rule else None
@@ -204,14 +217,4 @@ def _run_layer(
     data = func(**{**kwargs, "input": to_dense(value)})
     if layer is None:
         return Value(data)
-    site, mask, scale = layer
-    pending = frozenset({(site, float(scale))})
-    presence = mask.tolist() * (data.shape[axis] // len(mask))
-    return mask_channels(
-        data,
-        axis,
-        [
-            Channel(is_present, ("site", site, c % len(mask)), pending)
-            for c, is_present in enumerate(presence)
-        ],
-    )
+    return attention.mask_outputs(data, axis, layer)

@@ -143,7 +143,7 @@ def arithmetic(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> 
             return mask_channels(func(a.data, b.data, **kwargs), axis, left)
         channels = [union(x, y) for x, y in zip(left, right, strict=True)]
         return mask_channels(func(to_dense(a), to_dense(b), **kwargs), axis, channels)
-    if kind in ("div", "divide", "true_divide") and left == right:
+    if kind in ("div", "divide", "true_divide") and (left == right or b.axis is None):
         return mask_channels(func(a.data, fill_absent(b), **kwargs), axis, left)
     return None
 

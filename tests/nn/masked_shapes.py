@@ -1,7 +1,6 @@
 """Rules of the masked oracle for operations that move, join or split values."""
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -9,28 +8,27 @@ from tests.nn.masked_rules import ALWAYS, Operation, Result, Value, bind_args, m
 
 
 def reshape(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
-    """Keep (batch, channel, …), or flatten the rest into the channels."""
+    """Find the axis along which the channels lie afterwards, if it is one."""
     value, *rest = args
-    if value.axis != 1:
-        return None
     rest = [item.data if isinstance(item, Value) else item for item in rest]
     data = func(value.data.contiguous(), *rest, **kwargs)
-    batch, size, *space = value.data.shape
-    if data.shape[:2] == (batch, size):
-        return mask_channels(data, 1, value.channels)
-    if data.shape == (batch, size * prod(space)):
-        return mask_channels(data, 1, [c for c in value.channels for _ in range(prod(space))])
+    kinds = list(dict.fromkeys(value.channels))
+    numbers = torch.tensor([kinds.index(channel) for channel in value.channels])
+    shape = [-1 if axis == value.axis else 1 for axis in range(value.data.ndim)]
+    moved = func(numbers.view(shape).expand(value.data.shape).contiguous(), *rest, **kwargs)
+    for axis in range(moved.ndim):
+        rows = moved.movedim(axis, 0).reshape(moved.shape[axis], -1)
+        if bool((rows == rows[:, :1]).all()):
+            return mask_channels(data, axis, [kinds[number] for number in rows[:, 0].tolist()])
     return None
 
 
 def permute(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
-    """Move the channel axis, if the batch stays first."""
+    """Move the channel axis."""
     value = args[0]
     # each axis of the probe has its own size, to find where it moved
     probe = torch.empty(list(range(2, 2 + value.data.ndim)), device="meta")
     sizes = list(func(probe, *args[1:], **kwargs).shape)
-    if sizes[0] != 2:
-        return None
     data = func(value.data, *args[1:], **kwargs)
     return mask_channels(data, sizes.index(2 + value.axis), value.channels)
 
@@ -78,8 +76,6 @@ def index(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Resul
     missing = value.data.ndim - sum(item is not None and item is not ... for item in items)
     position = items.index(...) if ... in items else len(items)
     items[position : position + 1] = [everything] * missing
-    if not isinstance(items[0], slice):  # the batch must stay first
-        return None
     old = new = 0
     for item in items:
         if old == value.axis and item is not None:
@@ -101,9 +97,21 @@ def concatenate(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) ->
     if all(value.axis == dim for value in masked):
         parts = (value.channels or (ALWAYS,) * value.data.shape[dim] for value in values)
         return mask_channels(data, dim, [channel for part in parts for channel in part])
-    first = values[0]
-    if first.axis in (None, dim) or any(
-        (value.axis, value.channels) != (first.axis, first.channels) for value in values
+    first = masked[0]
+    # a parameter, such as a class token, has the channels that it joins
+    inputs = [item for item in bound_args["tensors"] if isinstance(item, Value)]
+    if first.axis == dim or any(
+        (value.axis, value.channels) != (first.axis, first.channels) for value in inputs
     ):
         return None
     return mask_channels(data, first.axis, first.channels)
+
+
+def unbind(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
+    """Take every entry along an axis other than the channels."""
+    value = args[0]
+    dim = bind_args("input dim", args, kwargs).get("dim", 0) % value.data.ndim
+    if dim == value.axis:
+        return None
+    axis = value.axis - (dim < value.axis)
+    return tuple(mask_channels(data, axis, value.channels) for data in value.data.unbind(dim))

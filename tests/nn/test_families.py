@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 from tests.nn.compare_masked import assert_close, run_compact, run_masked
-from tests.nn.families import image, modern, other
+from tests.nn.families import image, modern, other, transformer
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,7 +20,7 @@ from pliant.nn.subnet import Subnet
 from pliant.params import get_params
 from pliant.rng import rng_stream
 
-IMAGE, SIGNAL, CLIP = (3, 8, 8), (2, 12), (2, 4, 6, 6)
+IMAGE, SIGNAL, CLIP, TEXT = (3, 8, 8), (2, 12), (2, 4, 6, 6), (9,)
 Make = Callable[[], nn.Module]
 
 FAMILIES: dict[str, tuple[Make, tuple[int, ...]]] = {
@@ -70,6 +70,30 @@ FAMILIES: dict[str, tuple[Make, tuple[int, ...]]] = {
     "non_local": (other.NonLocal, IMAGE),
     "linear_attention": (other.LinearAttention, IMAGE),
     "mixer": (other.Mixer, IMAGE),
+    **{
+        f"transformer_{attend.__name__.removeprefix('attend_')}": (
+            partial(transformer.ImageTransformer, attend),
+            IMAGE,
+        )
+        for attend in (
+            transformer.attend_by_module,
+            transformer.attend_without_weights,
+            transformer.attend_like_timm,
+            transformer.attend_like_gpt,
+            transformer.attend_by_layers,
+        )
+    },
+    "encoder": (
+        partial(transformer.TextTransformer, batch_first=True, norm_first=True),
+        TEXT,
+    ),
+    "encoder_post_norm": (
+        partial(transformer.TextTransformer, batch_first=False, norm_first=False),
+        TEXT,
+    ),
+    "padded_text": (transformer.PaddedText, TEXT),
+    "text_cnn": (transformer.TextCnn, TEXT),
+    "tied_text": (transformer.TiedText, TEXT),
 }
 
 
@@ -81,6 +105,8 @@ def make_member(name: str) -> tuple[nn.Module, Tensor]:
         with torch.no_grad():  # even the ones and zeros of norms, to reveal leaks through a mask
             for parameter in module.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))
+        if shape == TEXT:
+            return module, torch.randint(0, 20, (3, *shape))
         return module, torch.randn(3, *shape, dtype=torch.float64)
 
 

@@ -127,7 +127,10 @@ def _measure_contributions(net: Elastic, delta: Params) -> Params:
     """Return one tensor per site: how far each of its filters moved in this round."""
     return {
         str(site): torch.stack(
-            [_sum_squares(delta[layer], group.filters) for layer in group.layers]
+            [
+                _sum_squares(delta[layer].transpose(0, dim), block, group.filters)
+                for layer, block, dim in zip(group.layers, group.blocks, group.dims, strict=True)
+            ]
         )
         .sum(dim=0)
         .sqrt()
@@ -136,6 +139,7 @@ def _measure_contributions(net: Elastic, delta: Params) -> Params:
     }
 
 
-def _sum_squares(delta: Tensor, filters: int) -> Tensor:
+def _sum_squares(delta: Tensor, block: int, filters: int) -> Tensor:
     """Return one number per filter; parts of a layer that share a mask are added."""
-    return delta.square().flatten(1).sum(dim=1).view(-1, filters).sum(dim=0)
+    per_output = delta.square().flatten(1).sum(dim=1)
+    return per_output.view(-1, block).sum(dim=1).view(-1, filters).sum(dim=0)

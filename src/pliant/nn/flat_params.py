@@ -217,6 +217,8 @@ def _find_row_bits(
     last, _ = find_sliced_dim(shape, slicing)
     sliced_dims = [dim for dim in range(last + 1) if slicing[dim] is not None]
     bits = [keep_bits.assign_bits(slicing[dim], size) for dim, size in enumerate(shape[: last + 1])]
+    for dim in range(last):  # only repeats along the last dimension are within a row
+        bits[dim] = np.repeat(bits[dim], find_common_repeat(slicing[dim]))
     grid = np.meshgrid(*bits, indexing="ij")
     return grid[sliced_dims[0]].ravel(), grid[sliced_dims[-1]].ravel()
 

@@ -24,8 +24,9 @@ from pliant.nn.compiler.refusals import has_hooks
 from pliant.nn.compiler.trace import find_callable
 from pliant.params import Params
 
-_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-_LAYER_FUNCTIONS = {F.conv1d, F.conv2d, F.conv3d, F.linear}
+_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.Embedding)
+_LAYER_FUNCTIONS = {F.conv1d, F.conv2d, F.conv3d, F.linear, F.embedding}
+_JOINS = {torch.cat, torch.concat, torch.concatenate}
 _CHANNEL_NORMS = {F.batch_norm, F.instance_norm}
 _SUMS: set[Any] = {
     operator.add, operator.iadd, torch.add, "add", "add_",
@@ -49,6 +50,7 @@ class MaskedRun:
     ) -> None:
         self.values: dict[fx.Node, Any] = {}
         self.masks: dict[fx.Node, Any] = {}
+        self._varying: set[fx.Node] = set()  # depend on the input
         self._net, self._params = net, params
         self._site_masks, self._dense_reads = site_masks, dense_reads
         named = (*net.named_parameters(), *net.named_buffers())
@@ -60,6 +62,7 @@ class MaskedRun:
         for node in graph.nodes:
             if node.op == "placeholder":
                 self.values[node] = next(waiting)
+                self._varying.add(node)
             elif node.op == "get_attr":
                 self.values[node] = self._load(node)
             elif node.op == "output":
@@ -67,6 +70,9 @@ class MaskedRun:
             else:
                 with torch.no_grad() if node.meta["is_no_grad"] else nullcontext():
                     self.values[node], self.masks[node] = self._run_node(node)
+                is_tensor = not isinstance(self.values[node], int)
+                if is_tensor and not self._varying.isdisjoint(node.all_input_nodes):
+                    self._varying.add(node)
         raise AssertionError("a graph ends with its output")
 
     def _run_node(self, node: fx.Node) -> tuple[Any, Any]:
@@ -95,7 +101,11 @@ class MaskedRun:
             other = self.masks[sparse[1]]
             args = fx.node.map_arg(node.args, self._zero_absent)
             return call(*args, **kwargs), mask | other
-        probes = fx.node.map_arg((node.args, node.kwargs), self._poison)
+        fill: Callable[[fx.Node], Any] = self._poison
+        if kind in _JOINS:
+            dim: Any = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+            fill = self._poison_joined(mask, dim)
+        probes = fx.node.map_arg((node.args, node.kwargs), fill)
         with torch.no_grad():
             probe = call(*probes[0], **probes[1])
         return call(*args, **kwargs), pytree.tree_map(_find_present, probe)
@@ -151,6 +161,19 @@ class MaskedRun:
 
     def _poison(self, node: fx.Node) -> Any:
         return self._fill_absent(node, torch.nan)
+
+    def _poison_joined(self, mask: Tensor, dim: int) -> Callable[[fx.Node], Any]:
+        """Poison parameters too, such as class tokens: they have the channels that they join."""
+        first = mask.narrow(dim, 0, 1)
+        if bool((mask != first).any()):  # channels are joined to others
+            return self._poison
+
+        def poison(node: fx.Node) -> Any:
+            value = self.values[node]
+            is_constant = isinstance(value, Tensor) and node not in self._varying
+            return torch.where(first, value, torch.nan) if is_constant else self._poison(node)
+
+        return poison
 
     def _fill_absent(self, node: fx.Node, filler: float) -> Any:
         mask, value = self.masks.get(node), self.values[node]

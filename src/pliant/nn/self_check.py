@@ -11,7 +11,6 @@ from functools import partial
 from math import hypot, isfinite, prod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
@@ -203,14 +202,17 @@ class ElasticCheck:
 
     def _run_masked(self, subnet: Subnet, values: Params, finish: Finish) -> MaskedRun:
         masks = {
-            id(weight): torch.from_numpy(np.resize(mask, len(weight))).to(self._device)
+            id(self._module.get_parameter(layer)): torch.from_numpy(mask[filters]).to(self._device)
             for group, mask in zip(self._net.groups, subnet.masks, strict=True)
-            for weight in map(self._module.get_parameter, group.layers)
+            for layer, filters in group.list_outputs(self._find_shape).items()
         }
         dense_reads = {(d.value, d.reader) for d in self._net.dense_fallbacks}
         run = MaskedRun(self._module, values, masks, dense_reads)
         finish(run.run(self._graph, *self._samples))
         return run
+
+    def _find_shape(self, layer: str) -> torch.Size:
+        return self._module.get_parameter(layer).shape
 
     def _record(self, bound: BoundProgram, params: Params) -> dict[str, Any]:
         """Return the compact values by node."""

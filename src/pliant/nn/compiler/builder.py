@@ -5,7 +5,7 @@ Lowering may discover that layers must share a mask (their outputs are added), m
 a decision restarts the lowering. Decisions only accumulate, so this terminates.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from pliant.nn.compiler import channels
-from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans
-from pliant.nn.compiler.coupling import Decisions, group_layers
+from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans, SiteFilter
+from pliant.nn.compiler.coupling import Candidate, Decisions, group_layers
+from pliant.nn.compiler.graphs import find_canonical_names
 from pliant.nn.compiler.in_place import find_overwritten_input, is_view
 from pliant.nn.compiler.program import (
     ActivationCost,
@@ -31,7 +32,7 @@ from pliant.nn.compiler.program import (
     Shape,
     Slot,
     SubnetQuery,
-    map_slots,
+    collect_slots,
     replace_nodes,
     resolve_slots,
 )
@@ -46,7 +47,9 @@ Layouts = ChannelLayout | Sequence[ChannelLayout | None] | None  # of a tensor o
 class Builder:
     """One attempt at lowering a network, under the decisions so far."""
 
-    def __init__(self, net: nn.Module, candidates: dict[str, int], decisions: Decisions) -> None:
+    def __init__(
+        self, net: nn.Module, candidates: Mapping[str, Candidate], decisions: Decisions
+    ) -> None:
         self.program = CompactProgram()
         self.modules = dict(net.named_modules())
         self.decisions = decisions
@@ -55,7 +58,7 @@ class Builder:
         self.site_of_layer = {  # only of layers that may lose filters
             layer: site for site, group in enumerate(self.groups) for layer in group.layers
         }
-        self._canonical_names = _find_canonical_names(net)
+        self._canonical_names = find_canonical_names(net)
         self._saved_names = net.state_dict().keys()
         self._net = net
         self._layouts: dict[fx.Node, Any] = {}
@@ -97,6 +100,10 @@ class Builder:
         """Return the name of a module's parameter or buffer, if it exists."""
         return self._canonical_names.get(f"{path}.{attribute}" if path else attribute)
 
+    def mark_varying(self, node: fx.Node) -> None:
+        """Treat a value as one that depends on the input."""
+        self._varying_nodes.add(node)
+
     # decisions
 
     def couple(self, left: int, right: int) -> None:
@@ -106,7 +113,27 @@ class Builder:
 
     def repeat_mask(self, site: int, period: int) -> None:
         """Decide that filters of a site which are a multiple of `period` apart share a mask."""
-        self.decisions.periods.update((layer, period) for layer in self.groups[site].layers)
+        group = self.groups[site]
+        self.decisions.periods.update(
+            (layer, period * block) for layer, block in zip(group.layers, group.blocks, strict=True)
+        )
+
+    def merge_filters(self, site: int, count: int) -> None:
+        """Decide that so many adjacent filters of a site become one."""
+        group = self.groups[site]
+        self.decisions.blocks.update(
+            (layer, count * block) for layer, block in zip(group.layers, group.blocks, strict=True)
+        )
+
+    def find_output_spans(self, layer: str, outputs: int) -> ChannelSpans | None:
+        """Return the outputs of a layer of a site; None for other layers."""
+        site = self.site_of_layer.get(layer)
+        if site is None:
+            return None
+        group = self.groups[site]
+        block = group.blocks[group.layers.index(layer)]
+        span = ChannelSpan(group.filters, SiteFilter(site), block, frozenset({site}))
+        return (span,) * (outputs // (group.filters * block))
 
     def fix(self, spans: Iterable[ChannelSpan], reason: str) -> None:
         """Decide that the sites of these channels keep all filters."""
@@ -157,7 +184,8 @@ class Builder:
         if node.meta.get("is_no_grad") and run is not None:
             run = torch.no_grad()(run)
         self._track_gradient(node, *params)
-        if not self._varying_nodes.isdisjoint(node.all_input_nodes):
+        is_size = isinstance(node.meta.get("value"), int | torch.Size)
+        if not is_size and not self._varying_nodes.isdisjoint(node.all_input_nodes):
             self._varying_nodes.add(node)
         read_slots = tuple(reads)
         self._slots[node] = (
@@ -259,7 +287,7 @@ class Builder:
         last_reads: dict[int, int] = {}
         for index, reads in enumerate(self._reads):
             last_reads.update(dict.fromkeys(reads, index))
-        outputs = set(_collect_slots(output))
+        outputs = set(collect_slots(output))
         freed: list[list[int]] = [[] for _ in self._reads]
         for slot, index in last_reads.items():
             if slot not in outputs:
@@ -317,7 +345,7 @@ class Builder:
         if len(sources) == 1 and self._is_delayed(sources[0]):
             pool, relu = call, self._find_call(sources[0])
             call = lambda *args, **kwargs: relu(pool(*args, **kwargs))  # noqa: E731
-        if len(args) == 1 and isinstance(args[0], Slot) and not _collect_slots(kwargs):
+        if len(args) == 1 and isinstance(args[0], Slot) and not collect_slots(kwargs):
             slot = args[0].number
             return lambda env, _: call(env[slot], **kwargs)
         return lambda env, _: call(*resolve_slots(args, env), **resolve_slots(kwargs, env))
@@ -370,22 +398,3 @@ def scatter_channels(x: Tensor, axis: int, size: int, positions: Tensor) -> Tens
 def broadcast_shape(axis: int, dims: int) -> Shape:
     """Return the shape that broadcasts a vector along one axis."""
     return tuple(-1 if dim == axis else 1 for dim in range(dims))
-
-
-def _collect_slots(structure: Any) -> list[int]:
-    slots: list[int] = []
-
-    def collect(slot: Slot) -> None:
-        slots.append(slot.number)
-
-    map_slots(structure, collect)
-    return slots
-
-
-def _find_canonical_names(net: nn.Module) -> dict[str, str]:
-    """Map each name of a parameter or buffer to its first one (tied tensors have several)."""
-    first_names, names = dict[int, str](), dict[str, str]()
-    for iterate in (net.named_parameters, net.named_buffers):
-        for name, tensor in iterate(remove_duplicate=False):
-            names[name] = first_names.setdefault(id(tensor), name)
-    return names

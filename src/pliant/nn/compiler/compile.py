@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from pliant.nn.compiler import dispatch
 from pliant.nn.compiler.builder import Builder
 from pliant.nn.compiler.channels import ChannelSpans
-from pliant.nn.compiler.coupling import Decisions, LayerGroup
+from pliant.nn.compiler.coupling import Candidate, Decisions, LayerGroup
 from pliant.nn.compiler.full_layers import explain_full_layers
 from pliant.nn.compiler.preserve import preserve
 from pliant.nn.compiler.program import CompactProgram, replace_nodes
@@ -23,7 +23,7 @@ class CompiledNetwork:
 
     program: CompactProgram
     groups: tuple[LayerGroup, ...]  # one per site
-    candidates: dict[str, int]
+    candidates: dict[str, Candidate]
     decisions: Decisions
     modes: dict[str, bool]  # which modules are in training mode
     full_layers: dict[str, str]  # layers that keep all filters, and why
@@ -40,8 +40,8 @@ def compile_network(
         builder = Builder(net, candidates, decisions)
         program = _lower_graph(builder, graph)
         if decisions.size() == num_decisions and not hidden:
-            for group in builder.groups:  # linear layers are sites only if coupled to convolutions
-                if all(len(builder.shape(layer)) == 2 for layer in group.layers):
+            for group in builder.groups:  # of vectors, unless coupled to others
+                if all(candidates[layer].is_flat for layer in group.layers):
                     reason = "a linear layer is a site only with hidden=True"
                     decisions.fixed.update(dict.fromkeys(group.layers, reason))
         if decisions.size() == num_decisions:

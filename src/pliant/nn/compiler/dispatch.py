@@ -12,14 +12,19 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from pliant.nn.compiler import rules_arithmetic as arithmetic
+from pliant.nn.compiler import rules_attention as attention
 from pliant.nn.compiler import rules_layers as layers
 from pliant.nn.compiler import rules_shapes as shapes
 from pliant.nn.compiler.builder import Builder
 from pliant.nn.compiler.channels import ChannelSpan
+from pliant.nn.compiler.coupling import Candidate
 from pliant.nn.compiler.program import BoundProgram, Env, LayerCost, replace_nodes, resolve_slots
 from pliant.nn.compiler.refusals import copy_module, copy_to_meta, has_hooks
+from pliant.nn.compiler.rules_attention import Embedding
 from pliant.nn.compiler.rules_layers import CONVOLUTIONS, NORM_RULES, Layer, Norm
+from pliant.nn.compiler.shared_masks import PRODUCTS
 from pliant.nn.compiler.trace import BATCH, find_callable
+from pliant.nn.compiler.written_out import add_bias
 
 ACTIVATIONS = (
     "relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh softplus "
@@ -97,12 +102,46 @@ def match_layer(builder: Builder, node: fx.Node) -> Layer | None:
     return Layer(source, function, weight, params["bias"], options, arguments["groups"], padding)
 
 
-def find_candidates(builder: Builder, graph: fx.Graph) -> dict[str, int]:
-    """Return the layers whose filters may be dropped, with their number of filters."""
-    matches = (match_layer(builder, node) for node in graph.nodes)
-    weights = [layer.weight for layer in matches if layer is not None and layer.groups == 1]
-    filters = {weight: builder.shape(weight)[0] for weight in weights}
-    return {weight: count for weight, count in filters.items() if count > 1}
+def find_candidates(builder: Builder, graph: fx.Graph) -> dict[str, Candidate]:
+    """Return the layers whose filters may be dropped, by their weights."""
+    candidates: dict[str, Candidate] = {}
+    excluded = set()  # used in two ways
+    for node in graph.nodes:
+        if (table := match_embedding(builder, node)) is not None:
+            weight, dim, is_flat = table.weight, 1, False
+        elif (layer := match_layer(builder, node)) is not None and layer.groups == 1:
+            is_flat = layer.function is F.linear and node.meta["value"].dim() == 2
+            weight, dim = layer.weight, 0
+        else:
+            continue
+        previous = candidates.get(weight)
+        is_flat = is_flat and (previous is None or previous.is_flat)
+        if previous is not None and previous.dim != dim:
+            excluded.add(weight)
+        candidates[weight] = Candidate(builder.shape(weight)[dim], dim, is_flat)
+    return {
+        weight: candidate
+        for weight, candidate in candidates.items()
+        if candidate.outputs > 1 and weight not in excluded
+    }
+
+
+def match_embedding(builder: Builder, node: fx.Node) -> Embedding | None:
+    """Describe a table of vectors, whether module or function; None for others."""
+    module = builder.modules[str(node.target)] if node.op == "call_module" else None
+    if (type(module) if module else node.target) not in (nn.Embedding, F.embedding):
+        return None
+    if module is not None and has_hooks(module):
+        return None
+    names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
+    arguments, params = _read_arguments(builder, node, names)
+    changes = [arguments.get(name) for name in ("max_norm", "scale_grad_by_freq", "sparse")]
+    if params is None or params["weight"] is None or any(changes):
+        return None
+    source = arguments["input"]
+    is_traced = isinstance(source, fx.Node)
+    padding = arguments.get("padding_idx")
+    return Embedding(source, params["weight"], padding) if is_traced else None
 
 
 def _bind(node: fx.Node, names: str) -> dict[str, Any]:
@@ -135,6 +174,8 @@ def _lower_module(builder: Builder, node: fx.Node) -> bool:
     layer = match_layer(builder, node)
     if layer is not None and layers.lower_layer(builder, node, layer):
         return True
+    if (table := match_embedding(builder, node)) is not None:
+        return attention.lower_embedding(builder, node, table)
     if isinstance(module, CHANNELWISE_MODULES):
         return shapes.lower_channelwise(builder, node, source)
     if isinstance(module, nn.Flatten | nn.Unflatten):
@@ -160,8 +201,15 @@ def _lower_call(builder: Builder, node: fx.Node) -> bool:
     layer = match_layer(builder, node)
     if layer is not None and layers.lower_layer(builder, node, layer):
         return True
+    if (table := match_embedding(builder, node)) is not None:
+        return attention.lower_embedding(builder, node, table)
     if not args or not isinstance(args[0], fx.Node):
         return False
+    if target in PRODUCTS and all(isinstance(side, fx.Node) for side in args[:2]):
+        return attention.lower_matrix_product(builder, node, args[0], args[1])
+    if target is F.scaled_dot_product_attention:
+        names = "query key value attn_mask dropout_p is_causal"
+        return attention.lower_attention(builder, node, _bind(node, names))
     is_tensor = isinstance(args[0].meta["value"], Tensor)
     return is_tensor and _lower_unary(builder, node, args[0], str(name))
 
@@ -185,6 +233,8 @@ def _lower_unary(builder: Builder, node: fx.Node, source: fx.Node, name: str) ->
         if name in {"var", "std"} and not isinstance(dims, int | tuple | list):
             return False
         return shapes.lower_reduce(builder, node, source, dims, keepdim)
+    if name == "unbind":
+        return shapes.lower_unbind(builder, node, source, _bind(node, "input dim").get("dim", 0))
     if name in {"chunk", "split", "narrow"}:
         return shapes.lower_split(builder, node, source, *_find_bounds(node, source, name))
     return node.target in NORM_RULES and _lower_norm(builder, node, source, node.target)
@@ -195,6 +245,10 @@ def _is_channelwise(builder: Builder, node: fx.Node, source: fx.Node, name: str)
     if name in {"softmax", "log_softmax"}:
         dim = _bind(node, "input dim").get("dim")
         return layout is not None and isinstance(dim, int) and dim % dims != layout.axis
+    if name == "masked_fill" or node.target is add_bias:
+        mask = _bind(node, "input mask value")["mask"].meta["value"]
+        axis = layout.axis - (dims - mask.dim()) if layout is not None else -1
+        return axis < 0 or mask.shape[axis] == 1
     if name == "pad":
         padding = _bind(node, "input pad")["pad"]
         return layout is not None and len(padding) <= 2 * (dims - 1 - layout.axis)

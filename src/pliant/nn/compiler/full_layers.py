@@ -5,7 +5,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 
 from pliant.nn.compiler.builder import Builder
-from pliant.nn.compiler.dispatch import LAYER_FUNCTIONS, match_layer
+from pliant.nn.compiler.dispatch import LAYER_FUNCTIONS, match_embedding, match_layer
 from pliant.nn.compiler.graphs import find_module
 from pliant.nn.compiler.refusals import has_hooks
 
@@ -40,6 +40,10 @@ def _explain_node(builder: Builder, node: fx.Node) -> tuple[str, str]:
         if layer.weight in builder.site_of_layer:
             return name, ""
         return name, builder.decisions.fixed.get(layer.weight, "it has a single filter")
+    if (table := match_embedding(builder, node)) is not None:
+        is_site = table.weight in builder.site_of_layer
+        reason = builder.decisions.fixed.get(table.weight, "its entries are used in two ways")
+        return table.weight.removesuffix(".weight"), "" if is_site else reason
     if node.op == "call_module":
         path = str(node.target)
         return path, _explain_module(builder.modules[path])

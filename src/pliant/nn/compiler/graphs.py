@@ -58,3 +58,12 @@ def find_module_ends(graph: fx.Graph) -> list[tuple[str, fx.Node]]:
         for path in filter(None, paths):
             ends[path] = position, node
     return [(path, node) for path, (_, node) in sorted(ends.items(), key=lambda item: item[1][0])]
+
+
+def find_canonical_names(net: nn.Module) -> dict[str, str]:
+    """Map each name of a parameter or buffer to its first one (tied tensors have several)."""
+    first_names, names = dict[int, str](), dict[str, str]()
+    for iterate in (net.named_parameters, net.named_buffers):
+        for name, tensor in iterate(remove_duplicate=False):
+            names[name] = first_names.setdefault(id(tensor), name)
+    return names

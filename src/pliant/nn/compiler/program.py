@@ -281,3 +281,14 @@ def map_slots(structure: Any, function: Callable[[Slot], Any]) -> Any:
         parts = (structure.start, structure.stop, structure.step)
         return slice(*(map_slots(part, function) for part in parts))
     return structure
+
+
+def collect_slots(structure: Any) -> list[int]:
+    """Return the numbers of all slots in nested arguments."""
+    slots: list[int] = []
+
+    def collect(slot: Slot) -> None:
+        slots.append(slot.number)
+
+    map_slots(structure, collect)
+    return slots

@@ -23,6 +23,16 @@ class TracedShape(tuple[Any, ...]):
 class ShapedProxy(fx.Proxy):
     """A traced value with a known shape, except for the batch size."""
 
+    is_nested = False
+
+    @classmethod
+    def __torch_function__(
+        cls, orig_method: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if orig_method is torch.is_floating_point and isinstance(args[0], ShapedProxy):
+            return args[0].dtype.is_floating_point
+        return super().__torch_function__(orig_method, types, args, kwargs)
+
     @property
     def shape(self) -> tuple[Any, ...]:
         return TracedShape(map(self.size, range(self.ndim)))

@@ -1,7 +1,6 @@
 """Rules for arithmetic on values whose channels may come from different sites."""
 
 import operator
-from math import gcd
 from typing import Any
 
 import torch
@@ -9,12 +8,12 @@ from torch import Tensor, fx
 
 from pliant.nn.compiler import channels
 from pliant.nn.compiler.builder import Builder, Slots, broadcast_shape, scatter_channels
-from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans, SiteFilter
+from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans
 from pliant.nn.compiler.program import BoundProgram, Env
-from pliant.nn.compiler.rules_shapes import lower_channelwise
+from pliant.nn.compiler.rules_shapes import lower_channelwise, select_kept, slice_dense
+from pliant.nn.compiler.shared_masks import SpanPairs, couple_parts, couple_sites
 
 NodePair = tuple[fx.Node, fx.Node]
-SpanPairs = list[tuple[ChannelSpan, ChannelSpan]]
 
 
 def lower_binary(builder: Builder, node: fx.Node, left: Any, right: Any, kind: str) -> bool:
@@ -36,19 +35,20 @@ def lower_binary(builder: Builder, node: fx.Node, left: Any, right: Any, kind: s
         return lower_channelwise(builder, node, left)
     if first is None or second is None:
         sparse, dense = (right, left) if first is None else (left, right)
-        return kind == "mul" and _lower_with_dense(builder, node, sparse, dense)
+        is_scaled = kind == "mul" or (kind == "div" and sparse is left)
+        return is_scaled and _lower_with_dense(builder, node, sparse, dense)
     dims = [side.meta["value"].dim() for side in (left, right)]
     if dims[0] - first.axis != dims[1] - second.axis:
         return False
-    if first == second:
+    if first.spans == second.spans:
         return lower_channelwise(builder, node, left if dims[0] >= dims[1] else right)
     pairs = channels.align(first.spans, second.spans)
-    if pairs is not None and kind in {"mul", "div"} and _couple_parts(builder, pairs):
+    if pairs is not None and kind in {"mul", "div"} and couple_parts(builder, pairs):
         return lower_channelwise(builder, node, left)  # lowering restarts
     if pairs is None:
         return False
     axis = max(dims) - (dims[0] - first.axis)
-    if builder.decisions.coupled and _couple_sites(builder, pairs):
+    if builder.decisions.coupled and couple_sites(builder, pairs):
         return lower_channelwise(builder, node, left)  # lowering restarts with coupled sites
     if kind == "div":
         return False
@@ -58,48 +58,6 @@ def lower_binary(builder: Builder, node: fx.Node, left: Any, right: Any, kind: s
 
 def _is_tensor(side: Any) -> bool:
     return isinstance(side, fx.Node) and isinstance(side.meta.get("value"), Tensor)
-
-
-def _couple_parts(builder: Builder, pairs: SpanPairs) -> bool:
-    """Let parts of a site that gate each other share a mask; return whether there are any.
-
-    A product keeps one factor 1/q per site, but two filters of it survive less often than one.
-    """
-    has_parts = False
-    for pair in pairs:
-        for site in pair[0].pending_sites & pair[1].pending_sites:
-            filters = [f for span in pair for f in channels.collect_filters(span.expression)]
-            starts = {f.start for f in filters if f.site == site}
-            if len(starts) > 1:
-                has_parts = True
-                period = gcd(builder.groups[site].filters, *(s - min(starts) for s in starts))
-                if period > 1:
-                    builder.repeat_mask(site, period)
-                else:
-                    builder.fix(pair, "its parts gate each other")
-    return has_parts
-
-
-def _couple_sites(builder: Builder, pairs: SpanPairs) -> bool:
-    """Couple sites that meet channel by channel; False if there are none or some cannot be."""
-    coupled = []
-    for pair in pairs:
-        if pair[0].expression == pair[1].expression:
-            continue
-        sites = []
-        for span in pair:
-            expression = span.expression
-            if (
-                not isinstance(expression, SiteFilter)
-                or expression.start
-                or span.size != builder.groups[expression.site].filters
-            ):
-                return False
-            sites.append(expression.site)
-        coupled.append(sites)
-    for left, right in coupled:
-        builder.couple(left, right)
-    return bool(coupled)
 
 
 def _lower_with_dense(builder: Builder, node: fx.Node, sparse: fx.Node, dense: fx.Node) -> bool:
@@ -114,26 +72,8 @@ def _lower_with_dense(builder: Builder, node: fx.Node, sparse: fx.Node, dense: f
         return False
     if axis < 0 or shape[axis] == 1:
         return lower_channelwise(builder, node, sparse)
-    name, slots = builder.param_name(dense), {sparse: builder.slot(sparse)}
-    if name is not None and not builder.is_unsliced(name):
-        builder.record_slicing(name, *[None] * axis, layout.spans)
-        slots[dense] = builder.load_param(name)
-    else:
-        slots[dense] = _select_kept(builder, dense, axis, layout.spans)
-    return builder.replay(node, layout, slots, name)
-
-
-def _select_kept(
-    builder: Builder, node: fx.Node, axis: int, kept: ChannelSpans, present: ChannelSpans = ()
-) -> int:
-    """Add the instruction that selects channels of a value that has all, or these, present."""
-    slot = builder.slot(node)
-    query = builder.add_query(lambda index: index.to_index_tensor(index.find(kept, present)))
-    return builder.add_instruction(
-        f"{node.name}_kept",
-        lambda env, bound: env[slot].index_select(axis, bound.results[query]),
-        (slot,),
-    )
+    slots = {sparse: builder.slot(sparse), dense: slice_dense(builder, dense, axis, layout.spans)}
+    return builder.replay(node, layout, slots, builder.param_name(dense))
 
 
 def _join_sum(
@@ -188,7 +128,7 @@ def _join_product(
     for side, spans in zip(sides, zip(*pairs, strict=True), strict=True):
         layout = builder.layout(side)
         assert layout is not None
-        slots[side] = _select_kept(builder, side, layout.axis, result, spans)
+        slots[side] = select_kept(builder, side, layout.axis, result, spans)
     return ChannelLayout(axis, result), slots
 
 

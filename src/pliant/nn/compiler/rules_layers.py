@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from pliant import runtime
 from pliant.nn.compiler import channels, fast_lrn
 from pliant.nn.compiler.builder import Builder, RunFn, broadcast_shape
-from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans, SiteFilter
+from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans
 from pliant.nn.compiler.layer_weights import WeightRead
 from pliant.nn.compiler.norm_relu import batch_norm_relu, find_fusable_relu
 from pliant.nn.compiler.program import BoundProgram, ChannelIndex, Env, LayerCost, Shape
@@ -66,13 +66,9 @@ def lower_layer(builder: Builder, node: fx.Node, layer: Layer) -> bool:
         builder.record_slicing(layer.weight, output_spans)
         builder.record_cost(node, LayerCost(layer.weight, unit_macs, output_spans, None))
     else:
-        output_spans, result = (ChannelSpan(outputs),), None
-        site = builder.site_of_layer.get(layer.weight)
-        if site is not None:
-            filters = builder.groups[site].filters
-            span = ChannelSpan(filters, SiteFilter(site), 1, frozenset({site}))
-            output_spans = (span,) * (outputs // filters)
-            result = ChannelLayout(axis, output_spans)
+        site_spans = builder.find_output_spans(layer.weight, outputs)
+        output_spans = site_spans or (ChannelSpan(outputs),)
+        result = ChannelLayout(axis, site_spans) if site_spans else None
         factors = builder.add_factors(spans, (1, -1, *([1] * len(kernel))))
         builder.record_slicing(layer.weight, output_spans, spans)
         builder.record_cost(node, LayerCost(layer.weight, unit_macs, output_spans, spans))

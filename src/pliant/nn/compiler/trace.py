@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import CodeType
@@ -36,6 +37,7 @@ from pliant.nn.compiler.preserve import (
 )
 from pliant.nn.compiler.proxies import ShapedProxy
 from pliant.nn.compiler.refusals import NotTraceable
+from pliant.nn.compiler.written_out import can_write_out, remove_unread, write_out_attention
 
 BATCH = 7919
 _TORCH_FOLDER = str(Path(torch.__file__).parent)
@@ -73,6 +75,7 @@ class ShapedTracer(fx.Tracer):
         self.drawing = ""  # the innermost module that used a generator, and which
         self.failed_path = ""  # the innermost module that raised
         self._is_on_meta = False
+        self._open_module: nn.Module | None = None  # one of torch's that is traced into
         self._thread_id = threading.get_ident()
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -138,16 +141,25 @@ class ShapedTracer(fx.Tracer):
             return forward(*args, **kwargs)
         self._module_paths.append(self.path_of_module(m))
         states = get_random_states() if self.watches_generators else None
+        self._open_module, outer = None, self._open_module
+        if can_write_out(m, args, kwargs, fx.Proxy):
+            self._open_module = m
+            if isinstance(m, nn.MultiheadAttention):
+                forward = partial(write_out_attention, m)
         try:
             result = super().call_module(m, forward, args, kwargs)
         except Exception:
             self._explain_failure(m, args)
             raise
         finally:
+            self._open_module = outer
             path = self._module_paths.pop()
         if states and not self.drawing and (names := list_drawn_generators(states)):
             self.drawing = f"{path} draws from {names[0]}"
         return result
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return m is not self._open_module and super().is_leaf_module(m, module_qualified_name)
 
     def _explain_failure(self, module: nn.Module, args: Any) -> None:
         if self.failed_path:
@@ -263,6 +275,7 @@ def trace(net: nn.Module, example: Tensor | tuple[Tensor, ...], *, twice: bool =
             snapshot.restore(only_tensors=True)
             seed_generators(1)
             check_same_graph(net, graph, _trace_once(net, inputs))
+    remove_unread(graph)
     return functionalize(graph, dict(net.named_modules()))
 
 
