@@ -21,15 +21,23 @@ from pliant.nn.models.densenet import densenet19, densenet40, densenet100, dense
 from pliant.nn.models.lenet import lenet, lenet_small
 from pliant.nn.models.mobilenet import mobilenet_v2
 from pliant.nn.models.resnet import resnet18, resnet20
+from pliant.nn.models.signal import signal_cnn
+from pliant.nn.models.transformer import text_transformer, vit_small
 from pliant.nn.models.vgg import vgg11
 
 __all__ = [  # noqa: RUF022 - in the order in which they are listed to users
     "digits_cnn", "digits_cnn_bn", "femnist_cnn", "femnist_cnn_small", "lenet", "lenet_small",
     "cifar_cnn", "densenet_bc", "densenet19", "densenet40", "densenet100", "resnet20",
-    "resnet18", "mobilenet_v2", "vgg11",
+    "resnet18", "mobilenet_v2", "vgg11", "vit_small", "text_transformer", "signal_cnn",
 ]  # fmt: skip
-# every function takes the keywords `classes` and `channels`
-MODELS: Mapping[str, Callable[..., nn.Module]] = {name: globals()[name] for name in __all__}
+# of signals (channel, time) and of token sequences
+SEQUENCE_MODELS: Mapping[str, Callable[..., nn.Module]] = {
+    "text_transformer": text_transformer, "signal_cnn": signal_cnn
+}  # fmt: skip
+# of images; every function takes the keywords `classes` and `channels`
+MODELS: Mapping[str, Callable[..., nn.Module]] = {
+    name: globals()[name] for name in __all__ if name not in SEQUENCE_MODELS
+}
 # channels, height and width of the images that each network takes by default
 INPUT_SHAPES: Mapping[str, tuple[int, int, int]] = {
     name: (1, 28, 28) if name.startswith(("digits", "femnist")) else (3, 32, 32) for name in MODELS
