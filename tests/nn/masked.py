@@ -26,6 +26,7 @@ from tests.nn.masked_rules import (
     to_dense,
 )
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 from torch.utils._pytree import tree_leaves, tree_map
 
 # site id, mask over filters (repeated), scale 1/q, maybe adjacent outputs of one filter
@@ -91,7 +92,10 @@ def _find_weight(net: nn.Module, path: str, layer: Layer) -> Tensor:
     if weight is None:
         raise LookupError(f"Expected a layer or a parameter of the network, got {path!r}")
     is_mask = layer[1].dtype == torch.bool and layer[1].dim() == 1
-    if not is_mask or all(size % len(layer[1]) for size in weight.shape[:2]):
+    module = dict(net.named_modules()).get(path)
+    is_swapped = isinstance(module, nn.Embedding | _ConvTransposeNd)  # outputs come second
+    sizes = weight.shape[:2] if module is None else weight.shape[is_swapped : is_swapped + 1]
+    if not is_mask or all(size % len(layer[1]) for size in sizes):
         expected = f"Expected a bool mask over {weight.shape[0]} output channels of {path}"
         raise ValueError(f"{expected}, got {layer[1].dtype} of shape {tuple(layer[1].shape)}")
     return weight
@@ -173,6 +177,8 @@ def _dispatch(
     result: Result = None
     if name in ("conv1d", "conv2d", "conv3d", "linear"):
         result = _run_layer(name, func, bind_args(_LAYER_ARGS, args, kwargs), sites)
+    elif name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"):
+        result = _run_layer(name, func, bind_args(_TRANSPOSED_ARGS, args, kwargs), sites)
     elif name == "multi_head_attention_forward":
         return attention.multi_head_attention(func, args, kwargs, sites)
     elif name == "embedding":
@@ -194,6 +200,7 @@ def _dispatch(
 
 
 _LAYER_ARGS = "input weight bias stride padding dilation groups"
+_TRANSPOSED_ARGS = "input weight bias stride padding output_padding groups dilation"
 
 
 def _run_layer(
@@ -202,15 +209,14 @@ def _run_layer(
     """Apply pending factors and mask the output; a depthwise convolution follows its input."""
     value, weight, groups = kwargs["input"], kwargs["weight"], kwargs.get("groups", 1)
     layer = sites.get(id(weight))
-    if layer is not None and groups > 1:
-        raise ValueError(f"Expected a layer without groups, got one with {groups}")
     # a computed weight (a dynamic convolution) belongs to no layer
     if any(isinstance(item, Value) for key, item in kwargs.items() if key != "input"):
         return None
     if not isinstance(value, Value):
         return None
     axis = value.data.ndim - (1 if name == "linear" else 1 + int(name[-2]))
-    if groups > 1 and groups == value.data.shape[axis] and value.axis == axis:
+    is_depthwise = groups > 1 and groups == value.data.shape[axis] and "transpose" not in name
+    if is_depthwise and value.axis == axis:
         data = func(**{**kwargs, "input": value.data})
         multiplier = data.shape[axis] // groups
         return mask_channels(data, axis, [c for c in value.channels for _ in range(multiplier)])

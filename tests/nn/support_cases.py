@@ -148,15 +148,19 @@ CASES = (
     ),
     Case(
         "a transposed convolution",
-        "dense",
+        "narrowed",
         lambda: replace_body(lambda: nn.ConvTranspose2d(6, 6, 2)),
-        "full: body: a transposed convolution has no rule",
+    ),
+    Case(
+        "a transposed convolution with groups",
+        "dense",
+        lambda: replace_body(lambda: nn.ConvTranspose2d(6, 6, 2, groups=2)),
+        "full: body: a transposed convolution with groups has no rule",
     ),
     Case(
         "a convolution with groups",
-        "dense",
+        "narrowed",
         lambda: replace_body(lambda: nn.Conv2d(6, 6, 1, groups=2)),
-        "full: body: a convolution with groups needs all channels",
     ),
     Case(
         "a depthwise convolution",

@@ -24,8 +24,12 @@ from pliant.nn.compiler.refusals import has_hooks
 from pliant.nn.compiler.trace import find_callable
 from pliant.params import Params
 
-_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.Embedding)
-_LAYER_FUNCTIONS = {F.conv1d, F.conv2d, F.conv3d, F.linear, F.embedding}
+_TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+_LAYERS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.Embedding,
+    nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
+_LAYER_FUNCTIONS = {F.conv1d, F.conv2d, F.conv3d, F.linear, F.embedding, *_TRANSPOSED}
 _JOINS = {torch.cat, torch.concat, torch.concatenate}
 _CHANNEL_NORMS = {F.batch_norm, F.instance_norm}
 _SUMS: set[Any] = {
@@ -137,7 +141,8 @@ class MaskedRun:
         """Return whether a node is a layer that mixes all its inputs, and its weight."""
         if module is not None:
             is_layer = type(module) in _LAYERS and not has_hooks(module)
-            return is_layer and getattr(module, "groups", 1) == 1, getattr(module, "weight", None)
+            groups, weight = getattr(module, "groups", 1), getattr(module, "weight", None)
+            return is_layer and self._mixes_all(groups, weight), weight
         if node.target not in _LAYER_FUNCTIONS:
             return False, None
         names = ["input", "weight", "bias", "stride", "padding", "dilation", "groups"]
@@ -145,7 +150,12 @@ class MaskedRun:
         weight = arguments["weight"]
         if not isinstance(weight, fx.Node) or weight.op != "get_attr":
             return False, None
-        return bool(arguments.get("groups", 1) == 1), attrgetter(str(weight.target))(self._net)
+        parameter = attrgetter(str(weight.target))(self._net)
+        return self._mixes_all(arguments.get("groups", 1), parameter), parameter
+
+    def _mixes_all(self, groups: Any, weight: Any) -> bool:
+        """Return whether absent inputs are zeros to a layer; a depthwise one follows its input."""
+        return bool(groups == 1 or weight.shape[1] > 1)
 
     def _find_site_mask(self, result: Any, weight: Any) -> Tensor | None:
         mask = self._site_masks.get(id(weight))

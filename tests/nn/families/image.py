@@ -267,6 +267,34 @@ def make_squeezenet() -> nn.Module:
     )
 
 
+def make_resnext(width: int = 8, groups: int = 2) -> nn.Module:
+    def block(inputs: int, outputs: int, stride: int) -> Residual:
+        body = nn.Sequential(
+            make_unit(inputs, width, 1),
+            make_unit(width, width, 3, stride, groups=groups),
+            nn.Conv2d(width, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        project = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+        return Residual(body, project if inputs != outputs else None)
+
+    return Classifier(nn.Sequential(make_unit(3, 4), block(4, 6, 2), block(6, 6, 1)), 6)
+
+
+def make_grouped_stack() -> nn.Module:
+    """Make grouped convolutions in a row, of which one reads two groups of different layers."""
+    return Classifier(
+        nn.Sequential(
+            make_unit(3, 8),
+            make_unit(8, 12, 3, groups=4),
+            make_unit(12, 8, 3, groups=2),
+            nn.Conv2d(8, 2, 1, groups=2),
+            make_unit(2, 6, 1, groups=2),
+        ),
+        6,
+    )
+
+
 def make_regnet() -> nn.Module:
     def block(inputs: int, outputs: int, stride: int) -> Residual:
         body = nn.Sequential(

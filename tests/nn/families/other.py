@@ -42,6 +42,46 @@ class UNet(nn.Module):
         return self.out(x)
 
 
+def make_autoencoder() -> nn.Module:
+    """Make an encoder, and a decoder of transposed convolutions."""
+    return nn.Sequential(
+        make_unit(3, 4, 3, 2),
+        make_unit(4, 6, 3, 2),
+        nn.ConvTranspose2d(6, 5, 3, 2, 1, 1),
+        nn.BatchNorm2d(5),
+        nn.ReLU(),
+        nn.ConvTranspose2d(5, 4, 2, 2, bias=False),
+        nn.ReLU(),
+        nn.Conv2d(4, 3, 3, padding=1),
+    )
+
+
+def make_generator() -> nn.Module:
+    """Make the generator of a DCGAN, from noise of one pixel."""
+    layers: list[nn.Module] = []
+    for inputs, outputs, stride, padding in ((5, 8, 1, 0), (8, 6, 2, 1), (6, 4, 2, 1)):
+        layers += [
+            nn.ConvTranspose2d(inputs, outputs, 4, stride, padding, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(True),
+        ]
+    return nn.Sequential(*layers, nn.ConvTranspose2d(4, 3, 4, 2, 1), nn.Tanh())
+
+
+class SignalDecoder(nn.Module):
+    """A transposed convolution of a signal by its function, after a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.gate = nn.Conv1d(2, 6, 4, 2), nn.Conv1d(2, 6, 4, 2)
+        self.weight = nn.Parameter(torch.randn(6, 5, 4))
+        self.bias, self.out = nn.Parameter(torch.randn(5)), nn.Conv1d(5, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.encode(x) * torch.sigmoid(self.gate(x))
+        return self.out(F.relu(F.conv_transpose1d(y, self.weight, self.bias, stride=2)))
+
+
 class AttentionUNet(nn.Module):
     """A skip connection that is gated by deeper features."""
 

@@ -41,7 +41,7 @@ class Decisions:
 class Candidate:
     """A layer whose filters may be dropped."""
 
-    outputs: int
+    outputs: int  # of each group
     dim: int  # of its weight, along the outputs
     is_flat: bool  # a linear layer of vectors, not of sequences
 

@@ -21,7 +21,7 @@ from pliant.nn.compiler.coupling import Candidate
 from pliant.nn.compiler.program import BoundProgram, Env, LayerCost, replace_nodes, resolve_slots
 from pliant.nn.compiler.refusals import copy_module, copy_to_meta, has_hooks
 from pliant.nn.compiler.rules_attention import Embedding
-from pliant.nn.compiler.rules_layers import CONVOLUTIONS, NORM_RULES, Layer, Norm
+from pliant.nn.compiler.rules_layers import CONVOLUTIONS, NORM_RULES, TRANSPOSED, Layer, Norm
 from pliant.nn.compiler.shared_masks import PRODUCTS
 from pliant.nn.compiler.trace import BATCH, find_callable
 from pliant.nn.compiler.written_out import add_bias
@@ -41,8 +41,8 @@ ELEMENTWISE = (
     "contiguous clone detach relu_ sigmoid_ tanh_ clamp_ neg_ abs_ exp_ sqrt_"
 )
 LAYER_FUNCTIONS: dict[Any, Any] = {  # by module or function
-    nn.Linear: F.linear, F.linear: F.linear, **CONVOLUTIONS,
-    **{function: function for function in CONVOLUTIONS.values()},
+    nn.Linear: F.linear, F.linear: F.linear, **CONVOLUTIONS, **TRANSPOSED,
+    **{function: function for function in (*CONVOLUTIONS.values(), *TRANSPOSED.values())},
 }  # fmt: skip
 CHANNELWISE_METHODS = frozenset(f"{ACTIVATIONS} {ELEMENTWISE}".split())
 CHANNELWISE_FUNCTIONS: frozenset[Any] = frozenset(
@@ -86,16 +86,25 @@ def match_layer(builder: Builder, node: fx.Node) -> Layer | None:
         return None
     if function is None:
         return None
+    is_transposed = function in TRANSPOSED.values()
     names = "input weight bias stride padding dilation groups"
+    if is_transposed:
+        names = "input weight bias stride padding output_padding groups dilation"
     arguments, params = _read_arguments(builder, node, names)
     if params is None or (weight := params["weight"]) is None:
         return None
     source = arguments["input"]
+    if is_transposed and (node.op == "call_module" and len(node.args) + len(node.kwargs) != 1):
+        return None  # with the size of the result
     if function is F.linear:
         return Layer(source, F.linear, weight, params["bias"])
     arguments = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **arguments}
     options = (arguments["stride"], arguments["padding"], arguments["dilation"])
     padding = None
+    if is_transposed:
+        extra = arguments.get("output_padding", 0)
+        groups = arguments["groups"]
+        return Layer(source, function, weight, params["bias"], options, groups, None, extra)
     if arguments.get("padding_mode", "zeros") != "zeros":
         padding = (arguments["padding_mode"], arguments["_reversed_padding_repeated_twice"])
         options = (arguments["stride"], 0, arguments["dilation"])
@@ -108,17 +117,17 @@ def find_candidates(builder: Builder, graph: fx.Graph) -> dict[str, Candidate]:
     excluded = set()  # used in two ways
     for node in graph.nodes:
         if (table := match_embedding(builder, node)) is not None:
-            weight, dim, is_flat = table.weight, 1, False
-        elif (layer := match_layer(builder, node)) is not None and layer.groups == 1:
+            weight, dim, is_flat, groups = table.weight, 1, False, 1
+        elif (layer := match_layer(builder, node)) is not None and layers.may_drop(builder, layer):
             is_flat = layer.function is F.linear and node.meta["value"].dim() == 2
-            weight, dim = layer.weight, 0
+            weight, dim, groups = layer.weight, layer.output_dim, layer.groups
         else:
             continue
         previous = candidates.get(weight)
         is_flat = is_flat and (previous is None or previous.is_flat)
         if previous is not None and previous.dim != dim:
             excluded.add(weight)
-        candidates[weight] = Candidate(builder.shape(weight)[dim], dim, is_flat)
+        candidates[weight] = Candidate(builder.shape(weight)[dim] // groups, dim, is_flat)
     return {
         weight: candidate
         for weight, candidate in candidates.items()

@@ -30,15 +30,12 @@ def _explain_node(builder: Builder, node: fx.Node) -> tuple[str, str]:
     layer = match_layer(builder, node)
     if layer is not None:
         name = layer.weight.removesuffix(".weight")
-        if layer.groups > 1:
-            is_depthwise = builder.shape(layer.weight)[1] == 1
-            return name, (
-                "a depthwise convolution keeps the filters of the channels it reads"
-                if is_depthwise
-                else "a convolution with groups needs all channels"
-            )
         if layer.weight in builder.site_of_layer:
             return name, ""
+        if layer.groups > 1 and builder.shape(layer.weight)[1] == 1:
+            return name, "a depthwise convolution keeps the filters of the channels it reads"
+        if layer.groups > 1 and layer.is_transposed:
+            return name, "a transposed convolution with groups has no rule"
         return name, builder.decisions.fixed.get(layer.weight, "it has a single filter")
     if (table := match_embedding(builder, node)) is not None:
         is_site = table.weight in builder.site_of_layer
@@ -47,15 +44,9 @@ def _explain_node(builder: Builder, node: fx.Node) -> tuple[str, str]:
     if node.op == "call_module":
         path = str(node.target)
         return path, _explain_module(builder.modules[path])
-    kind = getattr(node.target, "__name__", "")
-    if node.target in LAYER_FUNCTIONS or "conv_transpose" in kind:
-        is_transposed = "conv_transpose" in kind
-        reason = _TRANSPOSED if is_transposed else "its weight is computed in forward"
-        return find_module(node) or node.name, reason
+    if node.target in LAYER_FUNCTIONS:
+        return find_module(node) or node.name, "its weight is computed in forward"
     return "", ""
-
-
-_TRANSPOSED = "a transposed convolution has no rule"
 
 
 def _explain_module(module: nn.Module) -> str:
@@ -66,5 +57,5 @@ def _explain_module(module: nn.Module) -> str:
     if parametrize.is_parametrized(module):
         return "its parameters are computed by torch.nn.utils.parametrize"
     if isinstance(module, _ConvTransposeNd):
-        return _TRANSPOSED
+        return "a transposed convolution with a given output size has no rule"
     return f"{type(module).__name__} has no rule"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,20 @@ from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans
 from pliant.nn.compiler.layer_weights import WeightRead
 from pliant.nn.compiler.norm_relu import batch_norm_relu, find_fusable_relu
 from pliant.nn.compiler.program import BoundProgram, ChannelIndex, Env, LayerCost, Shape
+from pliant.nn.compiler.shared_masks import couple_copies, find_copy
 from pliant.nn.compiler.trace import BATCH
 
 # of the value, its weight and its bias
 NormFn = Callable[[BoundProgram, Tensor, Tensor | None, Tensor | None], Tensor]
 runtime.retain_compiled_kernels()  # on import, as it comes too late after a convolution
 CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
+
+
+TRANSPOSED = {
+    nn.ConvTranspose1d: F.conv_transpose1d,
+    nn.ConvTranspose2d: F.conv_transpose2d,
+    nn.ConvTranspose3d: F.conv_transpose3d,
+}
 
 
 @dataclass(frozen=True)
@@ -36,15 +44,31 @@ class Layer:
     options: tuple[Any, ...] = ()  # stride, padding, dilation of a convolution
     groups: int = 1
     explicit_padding: tuple[str, Sequence[int]] | None = None  # mode and widths, unless zeros
+    output_padding: Any = 0  # of a transposed convolution
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.function in TRANSPOSED.values()
+
+    @property
+    def output_dim(self) -> int:
+        """Return the dimension of the weight along the outputs."""
+        return int(self.is_transposed)
+
+
+def may_drop(builder: Builder, layer: Layer) -> bool:
+    """Return whether filters of a layer may be dropped, the same ones in each of its groups."""
+    is_depthwise = not layer.is_transposed and builder.shape(layer.weight)[1] == 1
+    return layer.groups == 1 or (not layer.is_transposed and not is_depthwise)
 
 
 def lower_layer(builder: Builder, node: fx.Node, layer: Layer) -> bool:
-    """Lower a layer; False for a convolution with groups that is not depthwise."""
+    """Lower a layer; False for groups that cannot have equal masks."""
     source, value, is_linear = layer.source, node.meta["value"], layer.function is F.linear
     axis = value.dim() - 1 if is_linear else 1
     inputs, outputs = source.meta["value"].shape[axis], value.shape[axis]
     is_depthwise = layer.groups == inputs and layer.groups > 1
-    if layer.groups != 1 and not is_depthwise:
+    if layer.groups != 1 and layer.is_transposed:
         return False
     layout = builder.layout(source)
     if layout and layout.axis != axis:
@@ -54,10 +78,16 @@ def lower_layer(builder: Builder, node: fx.Node, layer: Layer) -> bool:
     else:
         slot = builder.slot(source)
     spans = layout.spans if layout else (ChannelSpan(inputs),)
+    if layer.groups > 1 and not is_depthwise:  # every group reads its part of the channels
+        part = find_copy(spans, layer.groups)
+        if part is None and not couple_copies(builder, spans, layer.groups):
+            slot = builder.densify(source, node.name, "its groups have different channels")
+        spans = part or (ChannelSpan(inputs // layer.groups),)
     full_shape = builder.shape(layer.weight)
     kernel = full_shape[2:]
     # all positions, as one sample may have several rows (frames, crops) in the batch dimension
-    unit_macs = prod(kernel) * (value.numel() // outputs // BATCH)
+    positions = source.meta["value"].numel() // inputs if layer.is_transposed else None
+    unit_macs = prod(kernel) * ((positions or value.numel() // outputs) // BATCH)
     factors: int | None = None
     if is_depthwise:
         multiplier = outputs // channels.width(spans)
@@ -69,26 +99,36 @@ def lower_layer(builder: Builder, node: fx.Node, layer: Layer) -> bool:
         site_spans = builder.find_output_spans(layer.weight, outputs)
         output_spans = site_spans or (ChannelSpan(outputs),)
         result = ChannelLayout(axis, site_spans) if site_spans else None
-        factors = builder.add_factors(spans, (1, -1, *([1] * len(kernel))))
-        builder.record_slicing(layer.weight, output_spans, spans)
+        shape = (-1, 1) if layer.is_transposed else (1, -1)
+        factors = builder.add_factors(spans, (*shape, *([1] * len(kernel))))
+        dims = (spans, output_spans) if layer.is_transposed else (output_spans, spans)
+        builder.record_slicing(layer.weight, *dims)
         builder.record_cost(node, LayerCost(layer.weight, unit_macs, output_spans, spans))
     builder.record_slicing(layer.bias, output_spans)
+    input_positions = source.meta["value"].numel() / BATCH / inputs
+    # only the weight has a factor for each channel that a group reads
+    is_plain = is_depthwise or (layer.groups == 1 and not layer.is_transposed)
     builder.program.weight_reads.append(
-        WeightRead(layer.weight, factors, source.meta["value"].numel() / BATCH / inputs)
+        WeightRead(layer.weight, factors, input_positions if is_plain else inf)
     )
-    run = _make_layer(layer, slot, len(builder.program.weight_reads) - 1, full_shape)
+    read = len(builder.program.weight_reads) - 1
+    run = _make_layer(layer, slot, read, full_shape, is_depthwise)
     return builder.emit(node, run, [slot], result, layer.weight, layer.bias)
 
 
-def _make_layer(layer: Layer, slot: int, read: int, full_shape: Shape) -> RunFn:
-    function, bias = layer.function, layer.bias
-    options, padding, is_depthwise = layer.options, layer.explicit_padding, layer.groups > 1
+def _make_layer(
+    layer: Layer, slot: int, read: int, full_shape: Shape, is_depthwise: bool
+) -> RunFn:
+    function, bias, groups = layer.function, layer.bias, layer.groups
+    options, padding = layer.options, layer.explicit_padding
+    if layer.is_transposed:
+        return _make_transposed(layer, slot, read)
     strides = _find_pointwise_strides(full_shape[2:], options) if options else None
     skip = _make_skip(strides) if strides else None
     if skip is not None:
         options = (1, 0, 1)
     is_pointwise = strides is not None and skip is None
-    may_multiply = is_pointwise and function is F.conv2d and not is_depthwise
+    may_multiply = is_pointwise and function is F.conv2d and groups == 1
 
     def run(env: Env, bound: BoundProgram) -> Tensor:
         x, (w, factor), b = env[slot], bound.weights[read], bound.param(bias)
@@ -102,7 +142,17 @@ def _make_layer(layer: Layer, slot: int, read: int, full_shape: Shape) -> RunFn:
             x = skip(x)
         if may_multiply and _is_channels_last(x) and not _is_common_shape(w, full_shape):
             return F.linear(x.permute(0, 2, 3, 1), w.flatten(1), b).permute(0, 3, 1, 2)
-        return function(x, w, b, *options, x.shape[1] if is_depthwise else 1)
+        return function(x, w, b, *options, x.shape[1] if is_depthwise else groups)
+
+    return run
+
+
+def _make_transposed(layer: Layer, slot: int, read: int) -> RunFn:
+    function, bias, (stride, padding, dilation) = layer.function, layer.bias, layer.options
+
+    def run(env: Env, bound: BoundProgram) -> Tensor:
+        (w, _), b = bound.weights[read], bound.param(bias)
+        return function(env[slot], w, b, stride, padding, layer.output_padding, 1, dilation)
 
     return run
 

@@ -53,12 +53,29 @@ def couple_sites(builder: Builder, pairs: SpanPairs) -> bool:
                 or expression.start
                 or span.size != builder.groups[expression.site].filters
             ):
-                return False
+                return _repeat_like_groups(builder, pairs)
             sites.append(expression.site)
         coupled.append(sites)
     for left, right in coupled:
         builder.couple(left, right)
     return bool(coupled)
+
+
+def _repeat_like_groups(builder: Builder, pairs: SpanPairs) -> bool:
+    """Let a layer that meets one with equal groups repeat its mask, too; False if none does."""
+    partners: dict[int, list[ChannelSpan]] = {}
+    for pair in pairs:
+        for span, other in (pair, pair[::-1]):
+            if isinstance(span.expression, SiteFilter):
+                partners.setdefault(span.expression.site, []).append(other)
+    for site, others in partners.items():
+        filters, first = builder.groups[site].filters, others[0]
+        is_repeated = len(others) > 1 and all(other == first for other in others)
+        is_whole = isinstance(first.expression, SiteFilter) and first.expression.start == 0
+        if is_repeated and is_whole and first.size * len(others) == filters:
+            builder.repeat_mask(site, first.size)
+            return True
+    return False
 
 
 def find_copy(spans: ChannelSpans, copies: int) -> ChannelSpans | None:
