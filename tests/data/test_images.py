@@ -62,7 +62,7 @@ def test_get_normalised_takes_a_slice():
 @pytest.mark.parametrize(
     ("pixels", "labels", "message"),
     [
-        (torch.zeros(2, 4), LABELS, "mine: expected images (n, channel, h, w), got (2, 4)"),
+        (torch.zeros(2, 4), LABELS, "mine: expected tokens as int64, got torch.float32"),
         (BYTES.int(), LABELS, "mine: expected images as uint8 or float, got torch.int32"),
         (BYTES, torch.tensor([0, 1, 1]), "mine: expected 2 labels as int64, got (3,)"),
         (

@@ -32,6 +32,8 @@ class CropFlip(Value, frozen=True, tag="crop_flip"):
 
     def apply(self, pixels: Tensor, rng: np.random.Generator) -> Tensor:
         """Return augmented pixels of the same shape."""
+        if pixels.ndim != 4:
+            raise ValueError(f"Expected images to crop, got samples {tuple(pixels.shape[1:])}")
         count, _, height, width = pixels.shape
         top = torch.from_numpy(rng.integers(0, 2 * self.pad + 1, count))
         left = torch.from_numpy(rng.integers(0, 2 * self.pad + 1, count))

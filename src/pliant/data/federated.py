@@ -124,6 +124,8 @@ class FederatedData:
     def make_example(self) -> Tensor:
         """Return one training image, or else noise of its shape, to trace a network with."""
         if not len(self.train):
+            if len(self.train.shape) == 1:
+                return torch.zeros((1, *self.train.shape), dtype=torch.int64)
             noise = rng_stream(0, "example").standard_normal((1, *self.train.shape), np.float32)
             return torch.from_numpy(noise)
         return self.train.get_normalised(slice(0, 1))

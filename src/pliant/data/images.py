@@ -1,4 +1,4 @@
-"""Labelled images, stored as bytes and normalised to floats on access."""
+"""Labelled images, signals or token sequences; images and signals are normalised on access."""
 
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -15,10 +15,10 @@ ChannelStatistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std 
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
-    """Images with their labels and normalisation statistics.
+    """Images, or other samples, with their labels and normalisation statistics.
 
-    For uint8 pixels `mean` and `std` are those of pixels / 255; for float pixels they are in the
-    unit of the pixels.
+    Signals are (n, channel, time), token sequences (n, length) of integers. For uint8 pixels `mean`
+    and `std` are those of pixels / 255; for float pixels they are in the unit of the pixels.
 
     >>> import torch
     >>> import pliant as pl
@@ -27,7 +27,7 @@ class ImageDataset:
     (4, 2, (1, 8, 8))
     """
 
-    pixels: Tensor  # (n, channel, h, w), uint8 or float32
+    pixels: Tensor  # (n, channel, h, w) or (n, channel, time), uint8 or float32; tokens: int64
     labels: Tensor  # (n,), int64
     classes: int
     mean: tuple[float, ...]
@@ -51,19 +51,17 @@ class ImageDataset:
         name: str = "images",
     ) -> "ImageDataset":
         """Wrap a pair of tensors; infer whatever is not given."""
-        if pixels.ndim != 4:
-            raise ValueError(
-                f"{name}: expected images (n, channel, h, w), got {tuple(pixels.shape)}"
-            )
+        _check_dims(pixels, name)
         if labels.dtype.is_floating_point or labels.dtype.is_complex:
             raise ValueError(f"{name}: expected integer labels, got {labels.dtype}")
-        if pixels.is_floating_point():
+        statistics: ChannelStatistics = (), ()
+        if pixels.ndim == 2 and not (pixels.is_floating_point() or pixels.is_complex()):
+            pixels = pixels.to(torch.int64)
+        elif pixels.is_floating_point():
             pixels = pixels.to(torch.float32)
-            statistics: ChannelStatistics = (0.0,) * pixels.shape[1], (1.0,) * pixels.shape[1]
+            statistics = (0.0,) * pixels.shape[1], (1.0,) * pixels.shape[1]
         elif pixels.dtype == torch.uint8 and (mean is None or std is None):
             statistics = compute_channel_statistics(pixels)
-        else:
-            statistics = (), ()
         if classes is None:
             classes = int(labels.max()) + 1 if labels.numel() else 1
         return ImageDataset(
@@ -80,10 +78,15 @@ class ImageDataset:
         return self.pixels.shape[0]
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Return (channel, h, w) of one image."""
-        channel, height, width = self.pixels.shape[1:]
-        return channel, height, width
+    def shape(self) -> tuple[int, ...]:
+        """Return (channel, h, w) of one image, (channel, time) of a signal, (length,) of tokens."""
+        return tuple(self.pixels.shape[1:])
+
+    @property
+    def vocabulary(self) -> int:
+        """Return the number of different tokens, from 0 to the largest; 0 if these are not any."""
+        is_empty = self.pixels.dtype != torch.int64 or not self.pixels.numel()
+        return 0 if is_empty else int(self.pixels.max()) + 1
 
     def compute_digest(self) -> str:
         """Return a digest of the images, their labels and their normalisation."""
@@ -114,14 +117,20 @@ class ImageDataset:
         return self.normalise(self.pixels[indices], indices)
 
     def normalise(self, pixels: Tensor, indices: Tensor | slice) -> Tensor:
-        """Return pixels as normalised float32, by the statistics of the images at these indices."""
+        """Return pixels as normalised float32, by the statistics of the images at these indices.
+
+        Tokens stay as they are.
+        """
+        if pixels.dtype == torch.int64:
+            return pixels
+        ones = (1,) * (pixels.ndim - 2)
         unit = 255.0 if pixels.dtype == torch.uint8 else 1.0
         if self.group_statistics and self.groups is not None:
             statistics = torch.tensor(self.group_statistics)[self.groups[indices]] * unit
-            mean, std = (part.view(*part.shape, 1, 1) for part in statistics.unbind(1))
+            mean, std = (part.view(*part.shape, *ones) for part in statistics.unbind(1))
         else:
-            mean = torch.tensor([value * unit for value in self.mean]).view(-1, 1, 1)
-            std = torch.tensor([value * unit for value in self.std]).view(-1, 1, 1)
+            mean = torch.tensor([value * unit for value in self.mean]).view(-1, *ones)
+            std = torch.tensor([value * unit for value in self.std]).view(-1, *ones)
         return (pixels.to(torch.float32) - mean).div_(std)
 
 
@@ -129,6 +138,8 @@ def resize(images: Tensor, side: int | None) -> Tensor:
     """Return square images of this side, smoothed so that fine patterns do not alias."""
     if side is None or images.shape[2:] == (side, side):
         return images
+    if images.ndim != 4:
+        raise ValueError(f"Expected images to resize, got samples {tuple(images.shape[1:])}")
     return F.interpolate(images, (side, side), mode="bilinear", antialias=True)
 
 
@@ -142,8 +153,9 @@ def compute_channel_statistics(pixels: Tensor) -> ChannelStatistics:
     squares = torch.zeros(channels, dtype=torch.float64)
     for start in range(0, len(pixels), 1024):  # in blocks: doubles take eight times the memory
         block = pixels[start : start + 1024].to(torch.float64)
-        total += block.sum(dim=(0, 2, 3))
-        squares += block.square().sum(dim=(0, 2, 3))
+        dims = (0, *range(2, block.ndim))
+        total += block.sum(dim=dims)
+        squares += block.square().sum(dim=dims)
     mean = total / count
     std = (squares / count - mean.square()).clamp_min(0.0).sqrt()
     # a channel of one colour has no deviation to divide by
@@ -153,24 +165,34 @@ def compute_channel_statistics(pixels: Tensor) -> ChannelStatistics:
 
 def _check_images(images: ImageDataset) -> None:
     pixels, labels, name = images.pixels, images.labels, images.name
-    if pixels.ndim != 4:
-        raise ValueError(f"{name}: expected images (n, channel, h, w), got {tuple(pixels.shape)}")
-    if pixels.dtype not in (torch.uint8, torch.float32):
+    _check_dims(pixels, name)
+    is_tokens = pixels.ndim == 2
+    if not is_tokens and pixels.dtype not in (torch.uint8, torch.float32):
         raise ValueError(f"{name}: expected images as uint8 or float, got {pixels.dtype}")
+    if is_tokens and pixels.dtype != torch.int64:
+        raise ValueError(f"{name}: expected tokens as int64, got {pixels.dtype}")
     _check_column(labels, "labels", len(pixels), name)
     if images.groups is not None:
         _check_column(images.groups, "groups", len(pixels), name)
     for field, values in (("mean", images.mean), ("std", images.std)):
-        if len(values) != pixels.shape[1]:
+        num_channels = 0 if is_tokens else pixels.shape[1]
+        if len(values) != num_channels:
             raise ValueError(
-                f"{name}: expected {pixels.shape[1]} values of {field}, one per channel, "
-                f"got {values}"
+                f"{name}: expected {num_channels} values of {field}, one per channel, got {values}"
             )
     if any(value <= 0 for value in images.std):
         raise ValueError(f"{name}: expected std > 0, got {images.std}")
     if images.classes < 1:
         raise ValueError(f"{name}: expected at least one class, got {images.classes}")
     check_labels(labels, images.classes, name)
+
+
+def _check_dims(pixels: Tensor, name: str) -> None:
+    if pixels.ndim not in (2, 3, 4):
+        raise ValueError(
+            f"{name}: expected images (n, channel, h, w), signals (n, channel, time) or tokens "
+            f"(n, length), got {tuple(pixels.shape)}"
+        )
 
 
 def check_labels(labels: Tensor, classes: int, where: object) -> None:

@@ -28,7 +28,7 @@ from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, Sear
 from pliant.experiment.user_code import is_user_function, load_function
 from pliant.methods.state import init_states
 from pliant.methods.verbs import Method, get_inner_method
-from pliant.nn.models import MODELS
+from pliant.nn.models import MODELS, SEQUENCE_MODELS
 from pliant.nn.norm_statistics import RunningStats
 from pliant.params import get_params
 from pliant.split import AnySplit
@@ -238,17 +238,26 @@ def _load_data(config: DataConfig) -> TrainTestData:
     return data
 
 
+def _describe_samples(data: FederatedData) -> dict[str, int]:
+    """Return the options of a network that follow from what it is trained on."""
+    shape = data.train.shape
+    if len(shape) == 1:
+        vocabulary = max(data.train.vocabulary, data.test.vocabulary)
+        return {"length": shape[0], "vocabulary": vocabulary}
+    sizes = {"side": shape[1]} if len(shape) == 3 else {"length": shape[1]}
+    return {"channels": shape[0], **sizes}
+
+
 def build_network(network: NetworkConfig, data: FederatedData, seed: int) -> nn.Module:
-    """Build a network for these images; the same seed gives the same weights."""
-    name = network.name
-    if not is_user_function(name) and name not in MODELS:
-        raise ValueError(f"unknown network {name!r}{did_you_mean(name, MODELS)}")
-    make = load_function(name) if is_user_function(name) else MODELS[name]
-    channels, height, _ = data.train.shape
-    image_options = {"classes": data.train.classes, "channels": channels, "side": height}
+    """Build a network for these samples; the same seed gives the same weights."""
+    name, known = network.name, {**MODELS, **SEQUENCE_MODELS}
+    if not is_user_function(name) and name not in known:
+        raise ValueError(f"unknown network {name!r}{did_you_mean(name, known)}")
+    make = load_function(name) if is_user_function(name) else known[name]
+    data_options = {"classes": data.train.classes, **_describe_samples(data)}
     signature = inspect.signature(make)
     options = {
-        key: value for key, value in image_options.items() if key in signature.parameters
+        key: value for key, value in data_options.items() if key in signature.parameters
     } | network.options
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.derive_seed(seed, "weights"))

@@ -37,7 +37,8 @@ def evaluate_batches(
     try:
         with torch.no_grad():
             for x, labels in batches:
-                x = x.contiguous(memory_format=torch.channels_last)
+                if x.dim() == 4:
+                    x = x.contiguous(memory_format=torch.channels_last)
                 output: Any = functional_call(net, params, (x,))
                 logits = output[0] if isinstance(output, tuple) else output
                 loss += float(F.cross_entropy(logits, labels, reduction="sum"))

@@ -25,10 +25,12 @@ class Distortion(Value, frozen=True):
 
 
 def distort_images(images: ImageDataset, distortion: Distortion, seed: int) -> ImageDataset:
-    """Return distorted copies of the images."""
+    """Return distorted copies of the images; of signals, noisy ones, and of tokens, the same."""
+    if images.pixels.dtype == torch.int64:
+        return images
     is_bytes = images.pixels.dtype == torch.uint8
     pixels = images.pixels.to(torch.float32)
-    if images.shape[0] == 3:
+    if images.shape[0] == 3 and pixels.ndim == 4:
         pixels = _adjust_contrast(pixels * distortion.brightness, distortion.contrast)
         grey = _convert_to_grey(pixels)
         pixels = grey + distortion.saturation * (pixels - grey)
@@ -43,12 +45,13 @@ def distort_images(images: ImageDataset, distortion: Distortion, seed: int) -> I
 
 
 def _adjust_contrast(pixels: Tensor, factor: float) -> Tensor:
-    mean = _convert_to_grey(pixels).mean(dim=(1, 2, 3), keepdim=True)
+    dims = tuple(range(1, pixels.ndim))
+    mean = _convert_to_grey(pixels).mean(dim=dims, keepdim=True)
     return mean + factor * (pixels - mean)
 
 
 def _convert_to_grey(pixels: Tensor) -> Tensor:  # (n, channel, h, w) -> (n, 1, h, w)
-    if pixels.shape[1] != 3:
+    if pixels.shape[1] != 3 or pixels.ndim != 4:
         return pixels.mean(dim=1, keepdim=True)
     weights = torch.tensor(LUMA).view(1, 3, 1, 1)
     return (pixels * weights).sum(dim=1, keepdim=True)

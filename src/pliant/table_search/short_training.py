@@ -199,4 +199,5 @@ def evaluate_on_proxy(context: SearchContext, params: Params) -> TrialOutcome:
 
 def _get_channels_last(images: ImageDataset, rows: slice) -> Tensor:
     """Return images in the memory format in which a CPU convolves fastest."""
-    return images.get_normalised(rows).contiguous(memory_format=torch.channels_last)
+    x = images.get_normalised(rows)
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
