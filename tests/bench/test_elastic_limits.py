@@ -5,6 +5,7 @@ import torch
 
 from pliant import cli
 from pliant.bench import elastic_limits
+from pliant.bench.elastic_families import FAMILIES, INNER_LIMIT, measure_macs
 from pliant.bench.elastic_limits import SMALL_NETWORKS, make_resnet152, measure_check
 from pliant.bench.timing import Measurement
 from pliant.nn.elastic import elastic
@@ -22,6 +23,16 @@ def test_a_small_network_is_checked_and_measured(name):
     net = make()
     assert elastic(net, torch.randn(2, *shape)).sizes
     assert min(measure_check(net, torch.randn(2, *shape))) > 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_half_of_the_filters_cost_at_most_what_the_table_says(name):
+    family = FAMILIES[name]
+    net = elastic(family.make(), torch.randn(2, *family.shape))
+    assert not net.dense_fallbacks
+    assert measure_macs(net) <= family.macs_limit
+    if name == "vit_small":
+        assert measure_macs(net, keeps_width=True) <= INNER_LIMIT
 
 
 @pytest.mark.parametrize(("value", "code"), [(1.0, 0), (1.2, 1)])

@@ -17,6 +17,7 @@ from pliant.bench.elastic import (
     make_trainer,
     prepare_process,
 )
+from pliant.bench.elastic_families import FAMILIES, INNER_LIMIT, measure_macs
 from pliant.bench.timing import Measurement, measure_ratio
 from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.models import MODELS, lenet
@@ -27,7 +28,7 @@ TIGHT = 3  # times as long, for ratios that are close to their limits
 COIN_STEPS = 40  # until most of the kernels for the shapes that coins give are compiled
 FULL_WIDTH_LIMITS = {2: 1.10, 8: 1.05, 32: 1.02}  # by batch
 SAME_SHAPE = ("densenet40", "resnet20", "femnist_cnn")
-SMALL_BATCH = 8
+SMALL_BATCH, FAMILY_BATCH = 8, 32
 CHECK_STEPS, CHECK_SECONDS = 8, 3.0
 DEFAULT_SAMPLING: Sampling = "blocks"
 
@@ -125,6 +126,7 @@ def measure_limits(seconds: float) -> Iterator[Measurement]:
         yield Measurement(
             f"default draw at .5 / plain, {name}, batch {SMALL_BATCH}", ratio, "", 1.0
         )
+    yield from _measure_families(seconds)
     ratio = _measure_half(
         *make_inputs("densenet40", 32), TIGHT * seconds, sampling="bernoulli", warm_up=COIN_STEPS
     )
@@ -135,6 +137,20 @@ def measure_limits(seconds: float) -> Iterator[Measurement]:
     taken, step = measure_check(make_resnet152(), torch.randn(1, 3, 224, 224))
     limit = CHECK_STEPS * step + CHECK_SECONDS
     yield Measurement("elastic() on ResNet-152 with its check", taken, "s", limit)
+
+
+def _measure_families(seconds: float) -> Iterator[Measurement]:
+    for name, family in FAMILIES.items():
+        net, x = _make_small(family.make, family.shape, FAMILY_BATCH)
+        flexible = elastic(net, x[:1], check=False)
+        macs = measure_macs(flexible)
+        yield Measurement(f"MACs at .5 / all, {name}", macs, "", family.macs_limit)
+        if name == "vit_small":
+            macs = measure_macs(flexible, keeps_width=True)
+            yield Measurement(f"MACs of heads and MLPs at .5 / all, {name}", macs, "", INNER_LIMIT)
+        ratio = _measure_half(net, x, seconds)
+        title = f"default draw at .5 / plain, {name}, batch {FAMILY_BATCH}"
+        yield Measurement(title, ratio, "", family.time_limit)
 
 
 def _make_labels(net: nn.Module, x: Tensor) -> Tensor:
@@ -163,11 +179,13 @@ def _measure_full_width(name: str, batch: int, seconds: float) -> float:
     return measure_ratio(step, _make_channels_last_step(net, x), seconds=seconds)
 
 
-def _make_small(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
+def _make_small(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], batch: int = SMALL_BATCH
+) -> tuple[nn.Module, Tensor]:
     prepare_process()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return make(), torch.randn(SMALL_BATCH, *shape)
+        return make(), torch.randn(batch, *shape)
 
 
 def _measure_half(
