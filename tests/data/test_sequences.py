@@ -68,6 +68,7 @@ def make_signals():
     return waves + noise, labels
 
 
+@pytest.mark.parametrize("kind", [pl.Distreal, pl.Progressive])
 @pytest.mark.parametrize(
     ("make", "network"),
     [
@@ -75,7 +76,7 @@ def make_signals():
         (make_signals, NetworkConfig(name="signal_cnn")),
     ],
 )
-def test_a_federation_learns(make, network):
+def test_a_federation_learns(make, network, kind):
     samples, labels = make()
     parts = (slice(0, 400), slice(400, None))
     train, test = (pl.ImageDataset.from_tensors(samples[p], labels[p]) for p in parts)
@@ -84,6 +85,6 @@ def test_a_federation_learns(make, network):
     local = pl.LocalTraining(batch=8, optimiser=pl.Adam(lr=0.01))
     fleet = pl.Fleet(size=4, speed=pl.ConstantTrace(low=0.5, high=1.0))
     settings = pl.RunSettings(per_round=4, rules=pl.RoundRules(late="partial"))
-    method = pl.Distreal(local=local)
+    method = kind(local=local)
     records = [*pl.simulate(method, net, data, fleet, rounds=4, settings=settings)]
     assert records[-1].accuracy > 0.8

@@ -169,7 +169,8 @@ class Progressive(Value, frozen=True, tag="progressive"):
 @cache_on_net
 def _make_default_stages(net: Elastic) -> tuple[Stage, ...]:
     """Return stages of 1/2 and 3/4 of the images' side, or of the width if their size is fixed."""
-    sides = [max(1, round(share * min(net.program.input_shapes[0][1:]))) for share in (0.5, 0.75)]
+    shortest = min(net.program.input_shapes[0][1:], default=1)  # tokens have no side
+    sides = [max(1, round(share * shortest)) for share in (0.5, 0.75)]
     try:
         for side in sides:
             net.at(side, side)

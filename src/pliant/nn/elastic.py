@@ -355,9 +355,9 @@ def elastic(
     """Make any traceable network elastic, without changing its code.
 
     With `coupled`, layers whose outputs are added or multiplied share one mask. With `hidden`,
-    hidden linear layers become sites too. With `check`, one training pass each of the plain
-    network, the elastic one and a subnet are compared, and a difference raises an error; a process
-    checks the same architecture once.
+    hidden linear layers of vectors become sites too. With `check`, one training pass each of the
+    plain network, the elastic one and a subnet are compared, and a difference raises an error; a
+    process checks the same architecture once.
 
     >>> import torch
     >>> import pliant as pl
