@@ -65,8 +65,9 @@ def count_saved(net: nn.Module, x: Tensor) -> float:
     return sum(storage.nbytes() for storage in saved.values()) / 4 / BATCH
 
 
-# LeNet's local response norm is one operation here and several in PyTorch
-@pytest.mark.parametrize("name", [name for name in MODELS if "lenet" not in name])
+# LeNet's local response norm is one operation here and several in PyTorch; fused attention writes
+# its result so that joining the heads copies nothing, which is counted here
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"lenet", "lenet_small", "vit_small"}))
 def test_bundled_networks_write_the_activations_that_are_counted(name: str) -> None:
     net, x = MODELS[name](), torch.rand(BATCH, *INPUT_SHAPES[name])
     traced = elastic(net, x[:1], check=False)
