@@ -6,6 +6,8 @@
 import numpy as np
 import torch
 from tests.nn import support as nets
+from tests.nn.families import transformer
+from tests.nn.families.transformer import ImageTransformer
 from tests.nn.support import Case, add_hook, between, make_quietly, replace_body
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -174,6 +176,33 @@ CASES = (
         nets.share_body,
         "dense: relu for body: a parameter is used in two ways",
         last=12,
+    ),
+    between(
+        "`x[:, :, None, None]`",
+        "narrowed",
+        lambda n, x: x * n.body(x).mean((2, 3)).sigmoid()[:, :, None, None],
+    ),
+    # transformers, with a class token joined by `cat`
+    Case(
+        "`nn.MultiheadAttention` of a value with itself",
+        "narrowed",
+        lambda: ImageTransformer(transformer.attend_by_module),
+    ),
+    Case(
+        "`nn.MultiheadAttention` of two values",
+        "dense",
+        lambda: ImageTransformer(transformer.attend_to_others),
+        "MultiheadAttention mixes channels",
+    ),
+    Case(
+        "`scaled_dot_product_attention`, with heads by `view`",
+        "narrowed",
+        lambda: ImageTransformer(transformer.attend_like_gpt),
+    ),
+    Case(
+        "attention written with `@` and `softmax`",
+        "narrowed",
+        lambda: ImageTransformer(transformer.attend_like_timm),
     ),
     Case(
         "a lazy module before its first run",

@@ -84,6 +84,7 @@ FAMILIES: dict[str, tuple[Make, tuple[int, ...]]] = {
         for attend in (
             transformer.attend_by_module,
             transformer.attend_without_weights,
+            transformer.attend_to_others,
             transformer.attend_like_timm,
             transformer.attend_like_gpt,
             transformer.attend_by_layers,

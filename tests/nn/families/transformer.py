@@ -36,6 +36,11 @@ def attend_without_weights(block: Block, x: Tensor) -> Tensor:
     return block.attention(x, x, x, need_weights=False, attn_mask=mask)[0]
 
 
+def attend_to_others(block: Block, x: Tensor) -> Tensor:
+    others = x.flip(1)
+    return block.attention(x, others, others, need_weights=False)[0]
+
+
 def attend_like_timm(block: Block, x: Tensor) -> Tensor:
     batch, length, width = x.shape
     size = width // block.heads
@@ -123,7 +128,7 @@ class TextCnn(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(20, 6)
+        self.tokens = nn.Embedding(20, 6, padding_idx=0)
         self.convs = nn.ModuleList(nn.Conv1d(6, 5, length) for length in (2, 3))
         self.head = nn.Linear(10, 3)
 
