@@ -116,9 +116,7 @@ def lower_layer(builder: Builder, node: fx.Node, layer: Layer) -> bool:
     return builder.emit(node, run, [slot], result, layer.weight, layer.bias)
 
 
-def _make_layer(
-    layer: Layer, slot: int, read: int, full_shape: Shape, is_depthwise: bool
-) -> RunFn:
+def _make_layer(layer: Layer, slot: int, read: int, full_shape: Shape, is_depthwise: bool) -> RunFn:
     function, bias, groups = layer.function, layer.bias, layer.groups
     options, padding = layer.options, layer.explicit_padding
     if layer.is_transposed:
