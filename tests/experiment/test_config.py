@@ -239,7 +239,6 @@ def test_named_classes_are_stored_with_their_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("method.type=fedbuff", "Expected a method with rounds, got FedBuff"),
         ("seconds=5.0", "Expected no `seconds`"),
         ("evaluation.every_seconds=5.0", "Expected no `evaluation.every_seconds`"),
         ("data.grows={start=0.5}", "Expected no `data.grows`"),

@@ -62,7 +62,6 @@ def test_coupled_layers_share_a_row() -> None:
     [
         ("channel_shuffle", "dense: cat for view: reshape mixes channels in a way no rule covers"),
         ("unknown", "dense: relu for cumsum: cumsum mixes channels in a way no rule covers"),
-        ("grouped", "dense: reduce_2 for grouped_0: Conv2d mixes channels in a way"),
     ],
 )
 def test_it_reports_where_and_why_a_value_was_made_dense(name: str, line: str) -> None:

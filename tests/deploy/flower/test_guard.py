@@ -18,8 +18,9 @@ CONTROL = {"authorization": f"Bearer {SECRET}"}
 PROTOBUF = {"content-type": "application/protobuf"}
 MEGABYTE = 1024 * 1024
 CLOSED = ["/docs", "/openapi.json", "/v1/fleetwide", "/v1/control/list-runs", "/v1/control/add-app"]
+CLOSED += ["/v1/control/register-node"]
 CLOSED += ["/v1/control/../fleet", "//v1/control/start-run", "/v1/control/start-automation"]
-SECRET_ROUTES = ["/v1/control/start-run", "/v1/control/stop-run", "/v1/control/register-node"]
+SECRET_ROUTES = ["/v1/control/start-run", "/v1/control/stop-run"]
 SECRET_ROUTES += ["/v1/runtime/push-messages", "/v1/runtime/acquire-task", "/v1/runtime/responses"]
 SECRET_ROUTES += ["/v1/fleet/pull-messages", "/v1/fleet/push-messages", "/v1/fleet/get-fab"]
 

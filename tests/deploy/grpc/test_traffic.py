@@ -2,9 +2,9 @@
 
 import pytest
 from tests.deploy.faulty_proxy import FaultyProxy
+from tests.deploy.federation_keys import make_federation_keys
 from tests.deploy.grpc_in_process import make_experiment, run_with_devices, simulate_rounds
 
-from pliant.deploy.security.certificates import make_keys
 from pliant.engine.ledger import RoundRecord, verify_records
 
 EARLY, LATE = "features.2", "classifier.2"
@@ -26,7 +26,7 @@ def test_the_ledger_has_the_bytes_on_the_wire(tmp_path, method, cut):
     if (method, cut) == ("adasplit", LATE):  # so little is sent that a reconnection would matter
         fields["kappa"], options["data"], options["rounds"] = 0.0, {"proxy": 7400}, 4
     experiment = make_experiment(tmp_path, method, fields=fields, **options)
-    make_keys(tmp_path / "keys", devices=3)
+    make_federation_keys(tmp_path / "keys", devices=3)
     records = run_with_devices(
         experiment, tmp_path, tmp_path / "keys", through=through, pace="measured"
     )

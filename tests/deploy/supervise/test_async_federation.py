@@ -30,7 +30,7 @@ def make_async(buffer):
 
 def serve(experiment, folder, pace, kills):
     """Serve a run, kill what `kills` names after each version, and return the records."""
-    make_keys(folder / "keys", devices=3)
+    make_keys(folder / "keys")
     settings = ServerSettings(allowance=LIMIT, patience=LIMIT, pace=pace)
     federation = Federation(
         experiment, folder / "run", settings=settings, port=find_free_port(), keys=folder / "keys"
