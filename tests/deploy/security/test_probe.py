@@ -213,9 +213,7 @@ def test_an_impossible_address_is_refused(server):
 
 def test_a_missing_or_invalid_authority_is_refused(keys, tmp_path):
     key = keys / "devices" / "0" / "key"
-    with pytest.raises(
-        FileNotFoundError, match=r"ca\.crt: expected the certificate of an authority"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"ca\.crt: expected the certificate of"):
         probe.parse_server_address("localhost:9092", tmp_path / "ca.crt", key)
     (tmp_path / "ca.crt").write_text("garbage")
     with pytest.raises(ValueError, match=r"ca\.crt: expected a certificate in PEM"):
