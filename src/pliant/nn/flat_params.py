@@ -88,6 +88,8 @@ class SlicedShape:
 
     def compute_shape(self, numel: int, output_counts: list[int]) -> tuple[int, ...]:
         """Return the shape of a tensor with this many entries and outputs."""
+        if len(self.shape) == 1:
+            return (numel,)
         shape, num_outputs = list(self.shape), output_counts[self.output_index]
         shape[self.first_dim] = num_outputs
         shape[self.last_dim] = numel // (self.unsliced_size * num_outputs)
@@ -250,4 +252,8 @@ def split_flat(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     if len(shapes) == 1:
         return [flat.view(shapes[0])]
     parts = torch.split(flat, [prod(shape) for shape in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    # most tensors are vectors, which parts are already
+    return [
+        part if len(shape) == 1 else part.view(shape)
+        for part, shape in zip(parts, shapes, strict=True)
+    ]

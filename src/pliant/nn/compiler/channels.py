@@ -214,11 +214,17 @@ def compute_factors(
     spans: ChannelSpans, masks: Sequence[Mask], scales: Sequence[float]
 ) -> NDArray[np.float64] | float:
     """Return the pending factor of each present channel, or one number if all are equal."""
-    values = [prod(scales[site] for site in sorted(span.pending_sites)) for span in spans]
+    values = [_multiply(scales, span.pending_sites) for span in spans]
     if len(set(values)) == 1:
         return float(values[0])
     counts = [int(compute_mask(span, masks).sum()) * span.repeat for span in spans]
     return np.repeat(np.asarray(values, np.float64), counts)
+
+
+def _multiply(scales: Sequence[float], sites: frozenset[int]) -> float:
+    if len(sites) == 1:  # as nearly always
+        return scales[next(iter(sites))]
+    return prod((scales[site] for site in sorted(sites)), start=1.0)
 
 
 def compute_probability(
