@@ -11,6 +11,7 @@ from pliant.suggestions import explain_error
 
 NonNegative = Annotated[float, Meta(ge=0.0)]
 Positive = Annotated[float, Meta(gt=0.0)]
+Rounds = Annotated[int, Meta(ge=1, le=10**9)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]

@@ -80,8 +80,8 @@ def test_a_command_may_choose_its_exit_code(run):
     ("command", "code", "line"),
     [
         ("value", 2, "images.idx: expected 784 bytes, got 3"),
-        ("missing", 2, "[Errno 2] No such file or directory: '/no/such/file'"),
-        ("full", 1, "[Errno 28] No space left on device"),
+        ("missing", 2, "/no/such/file: expected a file or folder, found none"),
+        ("full", 1, "the disk is full"),
         ("lookup", 2, "no data set is called 'mnits': there are mnist, cifar10"),
         ("slip", 1, "internal error, KeyError: 'weight' (--debug shows where)"),
         ("extra", 2, "no_such_library is not installed: run `pip install 'pliant[report]'`"),

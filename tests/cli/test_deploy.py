@@ -72,7 +72,10 @@ def test_init_makes_keys_and_prints_their_paths(tmp_path, capsys):
         ([*OWN, "server.max_samples=0"], "Expected `int` >= 1 at `server.max_samples`"),
         ([*OWN, "method.type=splitfed", "method.cut=features.2"], 'Expected rules.late = "wait"'),
         ([*OWN, "network.classes=9", "--pace", "simulated"], "as in [data], (1, 28, 28) and 10"),
-        (["search", "SPEC", *FORM], "Expected `proxy` in [server], images to search on"),
+        (
+            ["search", "SPEC", *FORM, "search.rows=8"],
+            "Expected `proxy` in [server], images to search on",
+        ),
     ],
 )
 def test_wrong_input_is_a_one_line_error(tmp_path, monkeypatch, capsys, command, message):

@@ -40,5 +40,7 @@ def test_a_search_uses_the_proxy_of_the_server(tmp_path):
     (tmp_path / "digits.toml").write_text(FILES[0][1])
     images = {"images": np.full((4, 28, 28), 7, np.uint8), "labels": np.arange(4)}
     np.savez(tmp_path / "proxy.npz", **images)
-    _, proxy = build_search(load_search(tmp_path / "digits.toml", ["server.proxy=proxy.npz"]))
+    _, proxy = build_search(
+        load_search(tmp_path / "digits.toml", ["server.proxy=proxy.npz", "search.rows=8"])
+    )
     assert (len(proxy), proxy.classes, int(proxy.pixels.min())) == (4, 10, 7)

@@ -26,6 +26,12 @@ WRONG = [
     ("run --resume nowhere", "expected a run folder"),
     ("run --resume folder", "expected a run folder"),
     ("run good.toml --out locked/run", "locked"),
+    ("run good.toml --out=", "--out: expected a value, got an empty one"),
+    ("run folder", "folder: expected a file, found a folder"),
+    ("run nowhere.toml", "nowhere.toml: expected a file or folder, found none"),
+    ("run good.toml --out locked/deep/run", "locked/deep/run: expected folders along this path"),
+    ("compare good.toml", "good.toml: expected a table [matrix] of keys and their values"),
+    ("search good.toml", "good.toml: expected a table [search], found none"),
     ("compare", "spec"),
     ("compare nowhere.toml", "nowhere.toml"),
     ("compare good.toml --target 2", "Expected a target accuracy above 0 and up to 1, got 2"),
@@ -60,6 +66,13 @@ def folder(tmp_path, monkeypatch):
 
 def list_paths(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_an_empty_folder_name_is_not_the_current_folder(folder, capsys):
+    before = list_paths(folder)
+    assert main(["run", "good.toml", "--out", ""]) == 2
+    assert capsys.readouterr().err == "pliant: --out: expected a value, got an empty one\n"
+    assert list_paths(folder) == before
 
 
 @pytest.mark.parametrize(("line", "part"), WRONG, ids=[line for line, _ in WRONG])

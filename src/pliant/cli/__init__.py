@@ -4,10 +4,12 @@ Exit codes: 0 done; 1 failed run or a bug in pliant; 2 wrong input or usage; 3 a
 `pliant inspect` refuses; 130 interrupted.
 """
 
+import errno
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import pairwise
 
 from cyclopts import App, CycloptsError, UnknownCommandError
 
@@ -53,6 +55,19 @@ _PATH_ERRORS = (
 )
 
 
+_PATH_PROBLEMS = {
+    errno.ENOENT: "expected a file or folder, found none",
+    errno.EISDIR: "expected a file, found a folder",
+    errno.ENOTDIR: "expected folders along this path, found a file",
+    errno.EEXIST: "expected nothing there yet, found a file or folder",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.EROFS: "the file system is read-only",
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+}
+
+
 class NetworkRefused(Exception):
     """A network that cannot be made elastic."""
 
@@ -83,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tokens = [token for token in words if token != "--debug"]
     app = build_app(next(iter(tokens), None), is_plain=not sys.stdout.isatty())
     try:
+        _refuse_empty_values(tokens)
         code = int(app(tokens, exit_on_error=False, print_error=False) or DONE)
         sys.stdout.flush()
         return code
@@ -95,6 +111,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code, line = describe_error(error)
         sys.stderr.write(f"pliant: {line}\n")
         return code
+
+
+def _refuse_empty_values(tokens: Sequence[str]) -> None:
+    """Raise if an option's value is empty: as a path, it would be the current folder."""
+    for option, value in pairwise([*tokens, "-"]):
+        if option.startswith("--") and (option.endswith("=") or value == ""):
+            raise ValueError(f"{option.rstrip('=')}: expected a value, got an empty one")
 
 
 def describe_error(error: BaseException) -> tuple[int, str]:
@@ -114,13 +137,22 @@ def describe_error(error: BaseException) -> tuple[int, str]:
         case NetworkRefused():
             return REFUSED, text
         case OSError():
-            return (WRONG_INPUT if isinstance(error, _PATH_ERRORS) else FAILED), text
+            code = WRONG_INPUT if isinstance(error, _PATH_ERRORS) else FAILED
+            return code, _describe_os_error(error) or text
         # A bare KeyError or IndexError is a bug of ours: errors of the user have a message.
         case ValueError() | LookupError() if text and type(error) not in (KeyError, IndexError):
             return WRONG_INPUT, text
         case _:
             name = type(error).__name__
             return FAILED, f"internal error, {name}: {text} (--debug shows where)"
+
+
+def _describe_os_error(error: OSError) -> str | None:
+    """Return what is wrong with which path, or None for an error with a message of its own."""
+    problem = _PATH_PROBLEMS.get(error.errno or 0)
+    if problem is None or error.filename is None:
+        return problem
+    return f"{error.filename}: {problem}"
 
 
 def _describe_unknown_command(error: UnknownCommandError) -> str:

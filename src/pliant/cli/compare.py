@@ -42,6 +42,11 @@ def compare(
     if not 0.0 < target <= 1.0:
         raise ValueError(f"Expected a target accuracy above 0 and up to 1, got {target}")
     runs = load_sweep(spec, overrides)
+    if not runs[0].axis_values:
+        raise ValueError(
+            f"{spec}: expected a table [matrix] of keys and their values, found none; to run the "
+            f"file as it is: pliant run {spec}"
+        )
     workers = resolve_workers(runs)
     folder = (out or Path("runs") / spec.stem).resolve()
     if fresh and (old_folder := move_aside(folder)):

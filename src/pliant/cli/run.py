@@ -64,7 +64,7 @@ def run(
     except OSError as error:
         if error.errno not in DISK_FULL_ERRNOS:
             raise
-        raise OSError(f"{error}; free some space and {advice}") from error
+        raise OSError(f"the disk is full; free some space and {advice}") from error
     if stop.is_set() and (last is None or last.digest is None):
         sys.stderr.write(f"stopped; {advice}\n")
         return 130

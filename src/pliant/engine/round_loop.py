@@ -30,7 +30,7 @@ from pliant.methods.verbs import DependsOnFleet, Distils, Personalises
 from pliant.nn.growth import silence_filters
 from pliant.params import Params, digest
 from pliant.rng import rng_stream
-from pliant.value import Count, Positive, Value
+from pliant.value import Count, Positive, Rounds, Value
 
 MAX_EMPTY_ROUNDS = 3  # in a row, before a warning
 TIME_TOLERANCE = 1e-9  # relative, as the lengths of rounds are added up
@@ -46,7 +46,7 @@ class RunSettings(Value, frozen=True):
     'partial'
     """
 
-    rounds: Count = 100
+    rounds: Rounds = 100
     seconds: Positive | None = None  # virtual, at which a simulation ends instead of by its rounds
     per_round: Count = 10  # devices; a smaller fleet takes part as a whole
     seed: int = 0

@@ -25,7 +25,7 @@ from pliant.nn.table_file import load_table
 from pliant.split import AnySplit
 from pliant.storage import run_dir
 from pliant.table_search import SearchSettings, load_step_time_model
-from pliant.value import Count, Positive, V, Value, decode, describe_difference, encode
+from pliant.value import Count, Positive, Rounds, V, Value, decode, describe_difference, encode
 from pliant.workers.pool import AnyWorkers, ProcessWorkers
 
 
@@ -117,7 +117,7 @@ class Experiment(Value, frozen=True):
     fleet: Fleet
     network: NetworkConfig = NetworkConfig()
     data: DataConfig = DataConfig()
-    rounds: Count = 100
+    rounds: Rounds = 100
     seconds: Positive | None = None
     per_round: Count = 10
     seed: int = 0
@@ -173,6 +173,10 @@ def load_search(path: Path, overrides: Sequence[str] = ()) -> SearchRun:
     """Read the part of a TOML file that describes a search."""
     raw = read_toml(path, overrides)
     others = {*Experiment.__struct_fields__, "matrix"} - {*SearchRun.__struct_fields__}
+    if "search" not in raw:
+        raise ValueError(
+            f"{path}: expected a table [search], found none; an empty one has the default settings"
+        )
     search_keys = {key: raw[key] for key in raw if key not in others}
     return _decode_file(path, search_keys, SearchRun)
 
@@ -246,7 +250,8 @@ def read_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     try:
         raw = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: {error}") from None
+        problem = str(error).replace("Cannot overwrite a value", "expected every key once")
+        raise ValueError(f"{path}: {problem}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path}: expected a TOML file in UTF-8") from None
     for override in overrides:
