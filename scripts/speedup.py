@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.analysis.records import read_rounds
-from pliant.experiment.sweep import load_sweep
+from pliant.experiment.sweep import is_finished, load_sweep
 
 WINDOW = 5  # evaluations
 Floats = NDArray[np.float64]
@@ -68,6 +68,9 @@ def main() -> None:
         writer.writerow(["method", "seed", "round", "seconds", "accuracy", "trained_accuracy"])
         for run in load_sweep(args.spec):
             axes = dict(run.axis_values)
+            if not is_finished(folder / run.name):
+                sys.stderr.write(f"left out, not finished: {run.name}\n")
+                continue
             rows = read_evaluations(folder / run.name)
             writer.writerows([axes["method"], axes["seed"], *row] for row in rows)
             column = 2 if args.full_size else 3
@@ -105,9 +108,10 @@ def print_comparison(curves: Mapping[str, Mapping[str, Curve]], method: str) -> 
         if rival == method:
             continue
         for label in ("a third", "the end"):
-            ratios = [compute_ratio(own[seed], runs[seed], label) for seed in own]
+            ratios = [compute_ratio(own[s], runs[s], label) for s in own if s in runs]
             known = [ratio for ratio in ratios if ratio is not None]
-            mean = f"{statistics.fmean(known):.2f}" if len(known) == len(ratios) else "-"
+            is_whole = known and len(known) == len(ratios)
+            mean = f"{statistics.fmean(known):.2f}" if is_whole else "-"
             each = ", ".join("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
             sys.stdout.write(
                 f"{method} to {rival}'s accuracy at {label}: {mean} x fewer seconds ({each})\n"
