@@ -51,6 +51,14 @@ def test_the_trade_off_is_described_with_its_costs():
     assert text.endswith("prefers SL-basic here.")
 
 
+def test_one_shot_learning_is_described_with_its_savings():
+    basic = make_row(0.98, megabytes=300.0, gigamacs=10.0, seconds=150.0, c3=0.83)
+    one_shot = make_row(0.97, megabytes=6.0, gigamacs=2.0, seconds=3.0, c3=0.95)
+    text = demo._describe_one_shot(basic, one_shot)
+    assert "1.0 points behind SL-basic with 2.0% of its bytes and 2.0% of its time" in text
+    assert "1.0 points ahead of SL-basic" in demo._describe_one_shot(one_shot, basic)
+
+
 def test_a_seed_at_which_adasplit_wins_is_described():
     basic = make_row(0.80, megabytes=300.0, gigamacs=10.0, seconds=150.0, c3=0.6)
     ada = make_row(0.81, megabytes=30.0, gigamacs=30.0, seconds=15.0, c3=0.7)
