@@ -107,6 +107,12 @@ def test_fedper_keeps_personal_layers_out_of_the_shared_network():
     assert get_weights(method.merge(net, state, [update])) == [0.0, 0.0]
 
 
+def test_unknown_layers_are_refused_before_a_folder_is_made(tmp_path):
+    with pytest.raises(ValueError, match="Expected names of layers"):
+        run(FedPer(LOCAL, personal=("fc",)), folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_fedper_shares_all_but_the_last_layer():
     net = elastic(make_cnn(), torch.zeros(1, 1, 6, 6))
     method = FedPer(LOCAL)
@@ -124,7 +130,7 @@ def test_fedper_shares_all_but_the_last_layer():
 
 
 def test_fedper_refuses_unknown_layers():
-    with pytest.raises(ValueError, match=r"Expected names of layers \(0, 1, 2\), got fc"):
+    with pytest.raises(ValueError, match=r"Expected names of layers \(0, 2\), got fc"):
         make_update(
             FedPer(PLAIN, personal=("fc",)),
             make_net(),

@@ -45,6 +45,7 @@ class FedPer(Value, frozen=True, tag="fedper"):
     server: AnyServerOptimiser = ServerSgd()
 
     def init_device_state(self, params: Params) -> PersonalLayers:
+        check_layers(params, self.personal)
         return PersonalLayers()
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
@@ -55,6 +56,14 @@ class FedPer(Value, frozen=True, tag="fedper"):
 
     def merge(self, net: Elastic, state: ServerState, updates: Updates) -> ServerState:
         return merge_average(self.server, net, state, updates, self.weighting)
+
+
+def check_layers(params: Params, layers: tuple[str, ...]) -> None:
+    """Raise, before a run begins, if the network has no such layer."""
+    for layer in layers:
+        if not any(name.startswith(f"{layer}.") for name in params):
+            known = ", ".join(dict.fromkeys(name.partition(".")[0] for name in params))
+            raise ValueError(f"Expected names of layers ({known}), got {layer}")
 
 
 def train_personal(
@@ -78,8 +87,4 @@ def list_personal(net: Elastic, layers: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of all tensors in these layers, or in the last one."""
     tensors = [*dict(net.module.named_parameters()), *dict(net.module.named_buffers())]
     layers = layers or (net.program.layer_costs[-1].layer.rpartition(".")[0],)
-    for layer in layers:
-        if not any(name.startswith(f"{layer}.") for name in tensors):
-            known = ", ".join(name for name, _ in net.module.named_children())
-            raise ValueError(f"Expected names of layers ({known}), got {layer}")
     return tuple(n for n in tensors if any(n.startswith(f"{layer}.") for layer in layers))

@@ -11,7 +11,7 @@ from pliant.devices import BudgetPolicy, CostRows, PerRound
 from pliant.devices.vector_rng import IntArray
 from pliant.methods.aggregation import Updates, Weighting
 from pliant.methods.base import LocalTraining, ServerState, Step, Task, TaskKey, TaskKeys, Update
-from pliant.methods.fedper import PersonalLayers, list_personal, train_personal
+from pliant.methods.fedper import PersonalLayers, check_layers, list_personal, train_personal
 from pliant.methods.filter_orders import Width, make_count_table, select_prefix
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic, cache_on_net
@@ -61,6 +61,7 @@ class MultiHead(Value, frozen=True, tag="multihead"):
         return count_prefix_filters(net, self._make_table(net).rates)
 
     def init_device_state(self, params: Params) -> PersonalLayers:
+        check_layers(params, self.head)
         return PersonalLayers()
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
