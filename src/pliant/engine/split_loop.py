@@ -157,19 +157,7 @@ def run_split(
         for number in range(first_round, settings.rounds):
             selected = select_clients(session, settings, number, now)
             environment = make_environment(number, now, selected)
-            max_abs, rounds = settings.guard.largest, settings.rounds
-            start = clone(session.server.state_dict()), dict(session.method_state)
-            split_round = SplitRound(
-                session, environment, number, rounds, max_abs=max_abs, clients=selected
-            )
-            method.train(split_round)
-            records = environment.build_records(number)
-            rejected = [r.device for r in records if r.outcome.startswith(REJECTED)]
-            if records and len(rejected) == len(records):
-                session.server.load_state_dict(start[0])  # it was trained on their messages only
-                session.method_state = start[1]
-            else:
-                split_round.retrain_server(start[0], rejected)
+            records = _train_round(method, session, settings, environment, number, selected)
             now += environment.seconds_elapsed()
             is_last = number + 1 == settings.rounds
             is_over = is_last or is_stopped()
@@ -194,6 +182,35 @@ def run_split(
             yield total
             if is_over:
                 return
+
+
+def _train_round(
+    method: SplitMethod,
+    session: Session,
+    settings: RunSettings,
+    environment: "RoundEnvironment",
+    number: int,
+    clients: list[int],
+) -> list[TaskRecord]:
+    """Train one round; undo what the server has learnt from rejected clients."""
+    start = clone(session.server.state_dict()), dict(session.method_state)
+    split_round = SplitRound(
+        session,
+        environment,
+        number,
+        settings.rounds,
+        max_abs=settings.guard.largest,
+        clients=clients,
+    )
+    method.train(split_round)
+    records = environment.build_records(number)
+    rejected = [r.device for r in records if r.outcome.startswith(REJECTED)]
+    if records and len(rejected) == len(records):
+        session.server.load_state_dict(start[0])  # it was trained on their messages only
+        session.method_state = start[1]
+    else:
+        split_round.retrain_server(start[0], rejected)
+    return records
 
 
 def check_split_rules(settings: RunSettings, fleet: Fleet, clients: int) -> None:
