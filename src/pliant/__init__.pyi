@@ -42,7 +42,7 @@ from pliant.engine.selection import Fastest as Fastest
 from pliant.engine.selection import Oort as Oort
 from pliant.engine.selection import PowerOfChoice as PowerOfChoice
 from pliant.engine.simulate import simulate as simulate
-from pliant.engine.split_loop import estimate_split_cost as estimate_split_cost
+from pliant.engine.split_cost import estimate_split_cost as estimate_split_cost
 from pliant.engine.split_loop import simulate_split as simulate_split
 from pliant.methods import AsoFed as AsoFed
 from pliant.methods import CoCoFl as CoCoFl

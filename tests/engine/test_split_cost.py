@@ -1,6 +1,6 @@
 import pytest
 
-from pliant.engine.split_loop import estimate_split_cost
+from pliant.engine.split_cost import estimate_split_cost
 from pliant.nn.models import lenet
 from pliant.split import AdaSplit, VanillaSplit
 

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
-import torch
 from torch import nn
 
 from pliant.compression import Uncompressed
-from pliant.data import FederatedData, ImageDataset
+from pliant.data import FederatedData
 from pliant.data.declared import DeclaredData
 from pliant.devices import Fleet
 from pliant.engine.evaluation import Evaluation, PersonalScore, measure_accuracy
@@ -360,35 +358,3 @@ def _restore(session: Session, run_state: RunState) -> None:
         session.data.declarations.update(run_state.declarations)
     for client, state in run_state.device_states.items():
         session.clients[client].load_state_dict(state.part)
-
-
-def estimate_split_cost(
-    method: SplitMethod,
-    net: nn.Module,
-    shape: tuple[int, int, int],
-    *,
-    clients: int,
-    samples: int,
-    classes: int,
-    rounds: int,
-) -> list[RoundRecord]:
-    """Estimate the cost of a run with `samples` images of this shape on each client.
-
-    Activations are charged as dense.
-
-    >>> import pliant as pl
-    >>> net, method = pl.models.lenet_small(), pl.AdaSplit(kappa=0.5)
-    >>> size = {"clients": 2, "samples": 32, "classes": 10, "rounds": 2}
-    >>> [record.up > 0 for record in pl.estimate_split_cost(method, net, (3, 32, 32), **size)]
-    [False, True]
-    """
-    total = clients * samples
-    pixels = torch.zeros((1, *shape), dtype=torch.uint8).expand(total, *shape)  # takes no memory
-    labels = torch.zeros(total, dtype=torch.int64)
-    mean, std = (0.0,) * shape[0], (1.0,) * shape[0]
-    images = ImageDataset(pixels, labels, classes, mean, std, name="blank")
-    shares = tuple(np.split(np.arange(total), clients))
-    data = FederatedData(images, images, images, shares, np.zeros(0, np.int64))
-    fleet, rules = Fleet(size=clients), RoundRules(late="wait")
-    settings = RunSettings(rounds=rounds, per_round=clients, rules=rules)
-    return list(simulate_split(method, net, data, fleet, settings=settings, is_dry=True))
