@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from torch import nn
@@ -22,13 +23,16 @@ from pliant.engine.run_inputs import check_inputs, describe_inputs
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.selection import select_devices
 from pliant.engine.split_virtual import VirtualEnvironment
+from pliant.engine.worker_context import InputFactory
 from pliant.params import Params, clone, digest, nbytes
 from pliant.split.base import ChargedEnvironment
 from pliant.split.control import count_test_bytes
+from pliant.split.deferred import DeferredWork
 from pliant.split.exchange import SplitRound
 from pliant.split.session import ClientFactory, Session, SplitSetup
-from pliant.workers.pool import use_one_thread
+from pliant.workers.pool import AnyWorkers, InlineWorkers, use_one_thread
 
+T = TypeVar("T")
 # Returns a client's accuracy, given the parameters of the server's part; None if it is not known.
 ClientTest = Callable[[int, Params], float | None]
 REJECTED = "rejected"  # begins the outcome of a client that was rejected
@@ -57,6 +61,8 @@ def simulate_split(
     is_dry: bool = False,
     is_stopped: Callable[[], bool] = lambda: False,
     make_client: ClientFactory | None = None,
+    workers: AnyWorkers | None = None,
+    make_inputs: InputFactory | None = None,
 ) -> Iterator[RoundRecord]:
     """Train a network split between clients and a server; yield a record of each round.
 
@@ -64,7 +70,8 @@ def simulate_split(
     part in a round, which lasts until all of them are done (`late="wait"`). `server_speed` is the
     server's MAC/s; without it, server time is free. A dry run charges every mini-batch with
     dense activations but computes nothing. `make_client` may replace clients, for example by faulty
-    ones. `folder` and `is_stopped` are as in `simulate`.
+    ones. `workers` train the others on their local losses; all else runs in this process. `folder`,
+    `is_stopped` and `make_inputs` are as in `simulate`.
 
     >>> import torch
     >>> import pliant as pl
@@ -81,6 +88,12 @@ def simulate_split(
     check_split_rules(settings, fleet, len(data))
     _check_no_quorum(settings)
     check_simulated_deadline(settings.rules)
+    workers, deferred = workers or InlineWorkers(), None
+    if not (is_dry or make_client or isinstance(workers, InlineWorkers)):
+        make_own = make_inputs or partial(_return, (net, data))
+        setup = partial(_build_worker_session, method, make_own, fleet, settings.seed)
+        deferred = DeferredWork(workers, setup)
+        make_client = deferred.wrap
     session = Session(
         method, net, data, fleet, settings.seed, is_dry=is_dry, make_client=make_client
     )
@@ -96,7 +109,7 @@ def simulate_split(
         network = f"{session.device_net.fingerprint} {session.server_net.fingerprint}"
         inputs = describe_inputs(method, network, data, fleet, settings)
         inputs["server_speed"] = server_speed
-    return run_split(
+    rounds = run_split(
         method,
         session,
         settings,
@@ -105,6 +118,22 @@ def simulate_split(
         inputs=inputs,
         is_stopped=is_stopped,
     )
+    return rounds if deferred is None else _close_after(rounds, deferred)
+
+
+def _build_worker_session(
+    method: SplitMethod, make_inputs: InputFactory, fleet: Fleet, seed: int
+) -> Session:
+    return Session(method, *make_inputs(), fleet, seed, check=False)  # by the main process
+
+
+def _return(value: T) -> T:
+    return value
+
+
+def _close_after(rounds: Iterator[RoundRecord], deferred: DeferredWork) -> Iterator[RoundRecord]:
+    with closing(deferred):
+        yield from rounds
 
 
 def _check_no_quorum(settings: RunSettings) -> None:

@@ -194,15 +194,18 @@ def run_experiment(
     if isinstance(experiment.method, AnySplit):
         start = partial(simulate_split, experiment.method, server_speed=experiment.server_speed)
     else:
-        start = partial(
-            simulate,
-            experiment.federated_method,
-            workers=workers,
-            make_inputs=partial(build_experiment, experiment),
-            elastic_options=experiment.network.elastic_options,
-        )
-    settings, fleet = experiment.settings, experiment.fleet
-    return start(net, data, fleet, settings=settings, folder=folder, is_stopped=is_stopped)
+        options = experiment.network.elastic_options
+        start = partial(simulate, experiment.federated_method, elastic_options=options)
+    return start(
+        net,
+        data,
+        experiment.fleet,
+        settings=experiment.settings,
+        workers=workers,
+        make_inputs=partial(build_experiment, experiment),
+        folder=folder,
+        is_stopped=is_stopped,
+    )
 
 
 def build_search(run: SearchRun) -> tuple[nn.Module, ImageDataset]:

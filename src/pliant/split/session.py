@@ -52,7 +52,7 @@ class Session:
     """Everything that a split method works with; a dry run computes nothing.
 
     Clients are in this process unless `make_client` replaces them, for example by remote ones. With
-    `only_client` there is just that one, as on a device.
+    `only_client` there is just that one, as on a device. `check` is that of `elastic`.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Session:
         is_dry: bool = False,
         make_client: ClientFactory | None = None,
         only_client: int | None = None,
+        check: bool = True,
     ) -> None:
         if fleet.size < len(data):
             raise ValueError(f"Expected a fleet of at least {len(data)} clients, got {fleet.size}")
@@ -87,8 +88,9 @@ class Session:
             torch.manual_seed(0)
             head = method.make_head(self.activation_shape, data.train.classes)
         self.template = ClientModule(self.split_network.device, reinitialise(head, seed, "head"))
-        self.device_net = elastic(self.template, example)
-        self.server_net = elastic(self.split_network.server, torch.zeros(1, *self.activation_shape))
+        activation = torch.zeros(1, *self.activation_shape)
+        self.device_net = elastic(self.template, example, check=check)
+        self.server_net = elastic(self.split_network.server, activation, check=check)
         self.device_macs = self.device_net.macs(self.device_net.full)
         self.device_training_macs = self.device_net.macs(self.device_net.full, training=True)
         self.server_macs = self.server_net.macs(self.server_net.full)
