@@ -21,19 +21,22 @@ from pliant.devices import ChangingTrace, CostRows, Fleet, PerBatch
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.round_loop import Run, RunSettings
+from pliant.engine.round_rules import RoundRules
 from pliant.engine.round_tasks import make_tasks
 from pliant.engine.run_store import RunState
 from pliant.engine.simulate import simulate
 from pliant.engine.simulated_devices import schedule_round
+from pliant.engine.split_loop import simulate_split
 from pliant.engine.timetable import build_timetable
 from pliant.engine.worker_context import build_context
 from pliant.methods import Distreal, FedAvg, FedDropout, LocalTraining
 from pliant.methods.base import ServerState, Step, Task, Update
 from pliant.methods.verbs import Method
 from pliant.nn.elastic import Elastic
-from pliant.nn.models import densenet40, digits_cnn, femnist_cnn
+from pliant.nn.models import densenet40, digits_cnn, femnist_cnn, lenet_small
 from pliant.nn.optimisers import Sgd
 from pliant.params import get_params
+from pliant.split import AdaSplit
 from pliant.value import Value
 from pliant.workers.pool import AnyWorkers, InlineWorkers, ProcessWorkers, count_cores
 
@@ -84,7 +87,12 @@ def make_large() -> tuple[nn.Module, FederatedData]:
     return nn.Sequential(*layers), _make_random_data(1, 1, 28)
 
 
-def _make_random_data(samples: int, channels: int, side: int) -> FederatedData:
+def make_split_like() -> tuple[nn.Module, FederatedData]:
+    """Make the small LeNet, and 1,600 random images on each of five clients."""
+    return lenet_small(10), _make_random_data(1600, 3, 32, devices=5)
+
+
+def _make_random_data(samples: int, channels: int, side: int, devices: int = 100) -> FederatedData:
     generator = torch.Generator().manual_seed(0)
 
     def make_images(count: int) -> ImageDataset:
@@ -92,8 +100,8 @@ def _make_random_data(samples: int, channels: int, side: int) -> FederatedData:
         pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
         return ImageDataset.from_tensors(pixels, torch.arange(count) % 10)
 
-    data = TrainTestData(make_images(100 * samples + 10), make_images(100))
-    return data.share(Iid(), 100, proxy=10)
+    data = TrainTestData(make_images(devices * samples + 10), make_images(100))
+    return data.share(Iid(), devices, proxy=10)
 
 
 UNLIMITED_ROUNDS = 10**9  # the caller stops the run
@@ -129,6 +137,7 @@ def measure() -> Iterator[Measurement]:
     torch.set_num_threads(1)
     yield from measure_empty_rounds()
     yield from measure_training()
+    yield from measure_local_rounds()
     yield from measure_start_up()
     yield from measure_fleet_sizes()
     yield from measure_memory_growth()
@@ -173,6 +182,31 @@ def measure_training(seconds: float = 20.0) -> Iterator[Measurement]:
     yield Measurement("  bare PyTorch loop", bare_loop, "s")
     yield Measurement("  engine / bare loop", engine / bare_loop, "", 1.05)
     yield Measurement("  engine / bare loop in channels-last", engine / channels_last)
+
+
+def measure_local_rounds(seconds: float = 10.0) -> Iterator[Measurement]:
+    """Time the local phase of AdaSplit in this process and in two workers."""
+    runs = {
+        "inline": _run_local_rounds(InlineWorkers()),
+        "two": _run_local_rounds(ProcessWorkers(2)),
+    }
+    inline, two = _time_rounds(runs, seconds).values()
+    yield Measurement("AdaSplit's local phase, five clients: a round", two, "s")
+    yield Measurement("  two workers / inline", two / inline, "", 1 / 1.7)
+
+
+def _run_local_rounds(workers: AnyWorkers) -> Generator[RoundRecord, None, None]:
+    net, data = make_split_like()
+    settings = RunSettings(rounds=UNLIMITED_ROUNDS, rules=RoundRules(late="wait"))
+    yield from simulate_split(
+        AdaSplit(kappa=1.0),
+        net,
+        data,
+        Fleet(size=len(data)),
+        settings=settings,
+        workers=workers,
+        make_inputs=make_split_like,
+    )
 
 
 def measure_start_up() -> Iterator[Measurement]:
