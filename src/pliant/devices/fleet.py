@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple, TypeGuard
 
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from pliant.devices.links import LinkRates
 from pliant.devices.piecewise import PiecewiseConstant, make_constant, stack_devices
@@ -126,9 +128,7 @@ class Fleet(Value, frozen=True):
 
     def get_costs(self, devices: IntArray, *, seed: int = 0) -> DeviceCosts:
         """Return the latency, energy constants and memory of these devices."""
-        names = DeviceCosts._fields
-        values = [[getattr(device_class, name) for device_class in self.classes] for name in names]
-        table = np.array([[math.inf if x is None else x for x in row] for row in values])
+        table = _tabulate_costs(self.classes)
         return DeviceCosts(*table[:, self.get_class_indices(devices, seed=seed)])
 
     def compute_links(
@@ -141,13 +141,12 @@ class Fleet(Value, frozen=True):
         seed: int = 0,
     ) -> LinkRates:
         """Return the exact rates of these devices' links over `length` seconds from `start`."""
-        links = [getattr(device_class, direction) for device_class in self.classes]
-        numbers = [1.0 if _is_trace(x) else math.inf if x is None else x for x in links]
+        rates_of_classes, is_traced = _tabulate_links(self.classes, direction)
         indices = self.get_class_indices(devices, seed=seed)
-        constant = np.array(numbers)[indices]
-        traced = np.flatnonzero(np.array([_is_trace(link) for link in links])[indices])
+        constant, traced = rates_of_classes[indices], np.flatnonzero(is_traced[indices])
         if not len(traced):
             return LinkRates(constant, traced)
+        links = [getattr(device_class, direction) for device_class in self.classes]
         rates = self._compute_traces(links, (direction,), devices[traced], start, length, seed=seed)
         first = rates.levels[:, 0]
         kinds = np.array([isinstance(link, ConstantTrace) for link in links])[indices[traced]]
@@ -211,6 +210,24 @@ class Fleet(Value, frozen=True):
 
 def _is_trace(link: float | Trace | None) -> TypeGuard[Trace]:
     return isinstance(link, Value)
+
+
+@lru_cache(maxsize=16)
+def _tabulate_costs(classes: tuple[DeviceClass, ...]) -> FloatArray:
+    """Return the fields of `DeviceCosts` by class: (field, class)."""
+    names = DeviceCosts._fields
+    values = [[getattr(device_class, name) for device_class in classes] for name in names]
+    return np.array([[math.inf if x is None else x for x in row] for row in values])
+
+
+@lru_cache(maxsize=16)
+def _tabulate_links(
+    classes: tuple[DeviceClass, ...], direction: LinkDirection
+) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Return the rate of each class if it is constant, and whether it has a trace."""
+    links = [getattr(device_class, direction) for device_class in classes]
+    rates = [1.0 if _is_trace(x) else math.inf if x is None else x for x in links]
+    return np.array(rates), np.array([_is_trace(link) for link in links])
 
 
 @dataclass(frozen=True)
