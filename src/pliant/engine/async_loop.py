@@ -210,9 +210,11 @@ class AsyncDevices:
         key = TaskKey(run.settings.seed, run.state.dispatches, device)
         timetable = self._schedule(run, key, now, run.last_row)
         [record] = draft_task_records(run, timetable)
+        [(rows, macs)] = list_used_steps(timetable)
         return TaskInFlight(
             key,
-            *list_used_steps(timetable, 0),
+            rows,
+            macs,
             run.compute_lr(device),
             run.state.next_round,
             now,

@@ -98,18 +98,18 @@ def _plan_update(context: WorkerContext, job: Job) -> Update:
 def make_jobs(run: Run, timetable: Timetable) -> list[Job]:
     """Return the jobs of the next round's tasks whose updates count, in device order."""
     seed, number = run.settings.seed, run.state.next_round
+    tasks = zip(timetable.devices.tolist(), list_used_steps(timetable), strict=True)
     return [
-        make_job(run, TaskKey(seed, number, device), *list_used_steps(timetable, index))
-        for index, device in enumerate(timetable.devices.tolist())
-        if timetable.used_steps[index]
+        make_job(run, TaskKey(seed, number, device), rows, macs)
+        for device, (rows, macs) in tasks
+        if rows
     ]
 
 
-def list_used_steps(timetable: Timetable, index: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return the rows and planned MACs of the steps of a task that the server gets."""
-    used = int(timetable.used_steps[index])
-    rows, macs = timetable.row[index, :used].tolist(), timetable.planned[index, :used].tolist()
-    return tuple(rows), tuple(macs)
+def list_used_steps(timetable: Timetable) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    """Return the rows and planned MACs of the steps of each task that the server gets."""
+    columns = timetable.row.tolist(), timetable.planned.tolist(), timetable.used_steps.tolist()
+    return [(tuple(rows[:n]), tuple(macs[:n])) for rows, macs, n in zip(*columns, strict=True)]
 
 
 def make_job(

@@ -26,6 +26,8 @@ from pliant.methods.error_feedback import count_update_bytes
 from pliant.params import nbytes
 from pliant.workers.pool import Pool
 
+StepTimes = tuple[tuple[float, ...], tuple[float, ...], tuple[int, ...]]  # starts, ends, rows
+
 _LABELS = [outcome.label for outcome in TaskOutcome]
 
 
@@ -161,41 +163,40 @@ def draft_task_records(run: Run, timetable: Timetable) -> list[TaskRecord]:
     limit = np.where(timetable.used_steps > 0, np.inf, timetable.closed_at)[:, None]
     is_started = timetable.start < limit
     is_ended = np.isfinite(timetable.end) & (timetable.end <= limit)
-    columns = {
-        "device": timetable.devices,
-        "steps": timetable.used_steps,
-        "macs": timetable.spent,
-        "useful": timetable.useful,
-        "available": timetable.available,
-        "down": timetable.down.astype(np.int64),
-        "up": timetable.up.astype(np.int64),
-        "control": count_task_control(traffic),
-        "seconds": timetable.busy,
-        "joules": joules,
-        "short": (timetable.is_short & is_started).sum(axis=1),
-    }
+    columns = (
+        timetable.devices,
+        timetable.used_steps,
+        timetable.spent,
+        timetable.useful,
+        timetable.available,
+        timetable.down.astype(np.int64),
+        timetable.up.astype(np.int64),
+        timetable.busy,
+        joules,
+        (timetable.is_short & is_started).sum(axis=1),
+        count_task_control(traffic),
+    )
     # reading arrays one number at a time would be slow
-    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
     number, labels = run.state.next_round, [_LABELS[x] for x in timetable.outcomes.tolist()]
-    steps: list[dict[str, Any]] = [{}] * len(labels)
+    steps: list[StepTimes] = [((), (), ())] * len(labels)
     if run.settings.step_records:
         steps = _list_steps(timetable, is_started, is_ended)
+    make_record: Any = TaskRecord  # by position: naming so many fields would take twice as long
     return [
-        TaskRecord(
-            round=number, outcome=label, samples=0, **dict(zip(columns, row, strict=True)), **step
-        )
-        for label, row, step in zip(labels, rows, steps, strict=True)
+        make_record(number, device, label, 0, *costs, None, *times, short, control=control)
+        for label, times, (device, *costs, short, control) in zip(labels, steps, rows, strict=True)
     ]
 
 
 def _list_steps(
     timetable: Timetable, is_started: BoolArray, is_ended: BoolArray
-) -> list[dict[str, Any]]:
-    """Return the times and rows of each task's mini-batches."""
+) -> list[StepTimes]:
+    """Return the starts, ends and rows of each task's mini-batches."""
     started, ended = is_started.sum(axis=1).tolist(), is_ended.sum(axis=1).tolist()
     columns = timetable.start.tolist(), timetable.end.tolist(), timetable.row.tolist()
     return [
-        {"starts": tuple(start[:n]), "ends": tuple(end[:m]), "rows": tuple(row[:n])}
+        (tuple(start[:n]), tuple(end[:m]), tuple(row[:n]))
         for start, end, row, n, m in zip(*columns, started, ended, strict=True)
     ]
 
