@@ -26,7 +26,7 @@ from pliant.engine.worker_context import WorkerContext
 from pliant.methods.aggregation import CoverageState, build_trained_subnet
 from pliant.methods.base import Update
 from pliant.methods.validation import ValidationPolicy
-from pliant.methods.verbs import DependsOnFleet, Distils, Personalises
+from pliant.methods.verbs import DependsOnFleet, Personalises
 from pliant.nn.growth import silence_filters
 from pliant.params import Params, digest
 from pliant.rng import rng_stream
@@ -196,9 +196,9 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     server_state = result.server_state
     if server_state is None:
         server_state = context.merge(run.state.server_state, result.updates)
-    if isinstance(context.method, Distils) and result.updates:
+    if context.distiller is not None and result.updates:
         rng = rng_stream(run.settings.seed, "distil", number)
-        params = context.method.distil(
+        params = context.distiller.distil(
             context.net, old_params, server_state.params, result.updates, context.data.proxy, rng
         )
         server_state = replace(server_state, params=params)
@@ -217,7 +217,8 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
         residuals=residuals,
     )
     record = sum_tasks(number, result.closed_at, result.tasks)
-    record = msgspec.structs.replace(record, dispatched_at=result.dispatched_at, side=side)
+    if result.dispatched_at is not None or side is not None:
+        record = msgspec.structs.replace(record, dispatched_at=result.dispatched_at, side=side)
     run.repeated_rounds += run.repeats_empty_rounds and not result.updates
     is_last = run.ends_with(number, result.closed_at)
     if is_last or run.settings.evaluation.is_due(number, start, result.closed_at):

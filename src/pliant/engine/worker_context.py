@@ -34,6 +34,7 @@ from pliant.methods.verbs import (
     BoundsFilters,
     Broadcasts,
     CountsFilters,
+    Distils,
     HasBudgetPolicy,
     HasDeviceState,
     HasExtraUpload,
@@ -350,6 +351,11 @@ class WorkerContext:
         stream = open_stream(updates)
         delta = average_deltas(self.net, state.params, stream, weight_by("samples"))
         return replace(state, params=apply_delta(state.params, delta)) if stream.seen else state
+
+    @cached_property
+    def distiller(self) -> Distils | None:
+        """Return the method if it trains the merged network on proxy images."""
+        return self.method if isinstance(self.method, Distils) else None
 
     @cached_property
     def _broadcaster(self) -> Broadcasts | None:
