@@ -41,10 +41,11 @@ class PiecewiseConstant:
         np.cumsum(widths * self.levels, axis=1, out=work[:, 1:])
         return work
 
-    @property
+    @cached_property
     def total(self) -> FloatArray:
         """Return each device's work over the whole length."""
-        return self.cumulative_work[:, -1]
+        is_constant = self.times.shape[1] == 1
+        return self.length * self.levels[:, 0] if is_constant else self.cumulative_work[:, -1]
 
     def select(self, index: IntArray) -> "PiecewiseConstant":
         return PiecewiseConstant(self.times[index], self.levels[index], self.length)

@@ -42,7 +42,8 @@ class LinkTimes:
         return self._estimate_upload_at(self.up.constant)
 
     def _estimate_upload_at(self, rate: FloatArray) -> FloatArray:
-        sending = np.where(rate > 0, self.up_bytes / np.where(rate > 0, rate, 1.0), self.length)
+        has_rate = rate > 0
+        sending = np.where(has_rate, self.up_bytes / np.where(has_rate, rate, 1.0), self.length)
         return np.where(self.up_bytes > 0, self.latency + sending, 0.0)
 
     def find_latest_start(self, deadline: float) -> FloatArray:

@@ -149,8 +149,9 @@ def _build_fitting_timetable(
         else:
             log = _run_steps(policy, tasks, speeds, links, cutoff, step_cost, rules, length)
         arrival = links.compute_arrival(log.finish_times)
-        is_open = np.isinf(arrival) & np.isinf(dropout_times)
-        if rules.late != "wait" or not is_open.any() or deadline > _MAX_WAIT_ROUNDS * length:
+        if rules.late != "wait" or deadline > _MAX_WAIT_ROUNDS * length:
+            break
+        if not (np.isinf(arrival) & np.isinf(dropout_times)).any():
             break
         deadline *= 2
 
@@ -381,7 +382,8 @@ def _run_planned_steps(
     for step in range(macs.shape[1]):
         times[:, step + 1] = finish_time(times[:, step], macs[:, step])
     start, end, limit = times[:, :-1], times[:, 1:], cutoff[:, None]
-    is_run = (tasks.full_macs > 0) & (start < limit)  # a step after the cutoff does not begin
+    has_step = tasks.full_macs > 0
+    is_run = has_step & (start < limit)  # a step after the cutoff does not begin
     macs = np.where(is_run, macs, 0.0)
     is_short = np.zeros(len(macs), np.bool_) if choice.is_short is None else choice.is_short
     return StepLog(
@@ -391,5 +393,5 @@ def _run_planned_steps(
         macs,
         macs,
         is_run & is_short[:, None],
-        np.count_nonzero(tasks.full_macs, axis=1),
+        has_step.sum(axis=1),
     )
