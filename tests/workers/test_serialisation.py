@@ -12,7 +12,7 @@ from torch import nn
 from pliant.engine.local_work import Job
 from pliant.methods.base import TaskKey, Update
 from pliant.methods.scaffold import ScaffoldDeviceState
-from pliant.nn.subnet import Subnet
+from pliant.nn.subnet import Subnet, make_full_masks
 from pliant.value import Value
 from pliant.workers.serialisation import ALIGNMENT, copy_isolated, deserialise, serialise
 
@@ -129,6 +129,17 @@ def test_a_copy_shares_nothing():
     copy.device_state.control["n"] = torch.ones(1)
     assert job.device_state.control.keys() == {"m"}
     assert job.device_state.control["m"].tolist() == [0, 0]
+
+
+def test_what_cannot_change_is_not_copied():
+    constant = Subnet("net", make_full_masks((3, 2)), (1.0, 1.0))
+    assert copy_isolated(constant) is constant
+    changing = np.zeros(2, np.bool_)
+    view = changing.view()
+    view.flags.writeable = False  # but not what it shows
+    for array in (changing, view):
+        copy = copy_isolated(Subnet("net", (array,), (1.0,)))
+        assert not np.shares_memory(copy.masks[0], array)
 
 
 @pytest.mark.parametrize("odd", [(), {1}])  # a set is copied by pickle

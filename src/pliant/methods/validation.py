@@ -235,6 +235,8 @@ def _check_trained_subnets(update: Update, net: Elastic | None) -> Iterator[str]
 
 def _is_subnet_of(subnet: object, net: Elastic) -> bool:
     """Check whether a subnet could have been drawn from a network."""
+    if subnet is net.full:
+        return True
     if type(subnet) is not Subnet or type(subnet.masks) is not tuple:
         return False
     masks, scales = subnet.masks, subnet.scales
@@ -284,7 +286,7 @@ def _find_memory_problem(tensor: Tensor) -> str | None:
         return "that is sparse"
     if not tensor.is_cpu:
         return f"on {tensor.device.type}"
-    if tensor.requires_grad or tensor.grad_fn is not None:
+    if tensor.requires_grad:
         return "that requires a gradient"
     if tensor.is_conj() or tensor.is_neg():
         return "that is a lazy view"

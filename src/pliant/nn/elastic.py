@@ -87,7 +87,7 @@ class Elastic:
         self._resized: dict[tuple[int, ...], Elastic] = {}  # by spatial size, latest last
         if original is None:
             self.fingerprint = compute_fingerprint(self.program, self.sites)
-            masks = tuple(np.ones(size, np.bool_) for size in self.sizes)
+            masks = subnets.make_full_masks(self.sizes)
             self.full = Subnet(self.fingerprint, masks, (1.0,) * len(self.sizes))
         else:
             self.fingerprint, self.full = original.fingerprint, original.full

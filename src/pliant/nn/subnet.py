@@ -49,6 +49,14 @@ def check_sampling(sampling: Sampling) -> None:
         raise ValueError(f"Expected one of {', '.join(get_args(Sampling))}, got {sampling!r}")
 
 
+def make_full_masks(sizes: Sequence[int]) -> tuple[Mask, ...]:
+    """Return masks that keep all filters; as they cannot change, they need not be copied."""
+    masks = tuple(np.ones(size, np.bool_) for size in sizes)
+    for mask in masks:
+        mask.flags.writeable = False
+    return masks
+
+
 @lru_cache(maxsize=64)
 def _flatten_sites(
     sizes: tuple[int, ...],

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
 from functools import cache, partial
+from operator import is_
 from typing import Any, TypeVar
 
 import numpy as np
@@ -148,16 +149,22 @@ def _copy_plain(value: Any, copies: dict[int, Any]) -> Any:
     elif kind is tuple:
         if _is_flat(value):
             return value
-        copy = tuple([_copy_plain(item, copies) for item in value])
+        items = [_copy_plain(item, copies) for item in value]
+        copy = value if all(map(is_, items, value)) else tuple(items)
     elif kind in _IMMUTABLE or isinstance(value, Value):
         return value
     elif kind is np.ndarray and not value.dtype.hasobject:
-        copy = value.copy(order="K")
+        is_constant = value.base is None and not value.flags.writeable
+        copy = value if is_constant else value.copy(order="K")
     elif _is_plain_dataclass(kind):
-        if kind.__dataclass_params__.frozen and _is_flat(vars(value).values()):
+        fields = vars(value)
+        is_frozen = kind.__dataclass_params__.frozen
+        if is_frozen and _is_flat(fields.values()):
             return value
         copy = copies[key] = object.__new__(kind)
-        _copy_items(vars(value), vars(copy), copies)
+        _copy_items(fields, vars(copy), copies)
+        if is_frozen and all(map(is_, vars(copy).values(), fields.values())):
+            copy = value
     else:
         raise _NeedsPickle
     copies[key] = copy
