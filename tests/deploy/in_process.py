@@ -6,6 +6,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from pliant.deploy import step_times
 from pliant.deploy.device import agent as agent_module
 from pliant.deploy.device.agent import DeviceAgent
 from pliant.deploy.device.host import Limits
@@ -24,6 +25,7 @@ from pliant.engine.simulate import simulate
 from pliant.experiment.build import build_run_context, build_server_context
 from pliant.experiment.config import Experiment
 from pliant.methods.verbs import get_inner_method
+from pliant.storage import atomic
 from pliant.value import decode
 
 
@@ -109,19 +111,37 @@ def make_own_devices(experiment, folder, **limits):
     }
 
 
-CONTEXTS = {}
+CONTEXTS, CURVES = {}, {}
 
 
 def make_context(experiment, *, check=True):
-    """Build an experiment's network and data once for all devices and tests in this process."""
+    """Build an experiment's network and data once for all devices and tests in this process.
+
+    Networks are evaluated on a few digits only.
+    """
     inputs = (experiment.data, experiment.network, experiment.fleet.size, experiment.seed)
     key = msgspec.json.encode(inputs)
     if key not in CONTEXTS:
-        CONTEXTS[key] = build_run_context(experiment, check=check)
+        context = build_run_context(experiment, check=check)
+        if not context.data.test_shares:
+            few = context.data.test.select(np.arange(100))
+            context = replace(context, data=replace(context.data, test=few))
+        CONTEXTS[key] = context
     return replace(CONTEXTS[key], method=get_inner_method(experiment.federated_method))
 
 
+def load_curve(context, device, folder):
+    """Give a device the step times that another one has measured in this process, if any."""
+    path = step_times._curve_path(context, folder)
+    if path.name in CURVES and not path.exists():
+        atomic.write_bytes(path, CURVES[path.name])
+    curve = step_times.load_or_calibrate(context, device, folder)
+    CURVES.setdefault(path.name, path.read_bytes())
+    return curve
+
+
 agent_module.build_run_context = make_context
+agent_module.load_or_calibrate = load_curve
 
 
 def make_devices(experiment, folder, limits=None):
