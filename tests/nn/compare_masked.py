@@ -1,5 +1,7 @@
 """Compare the compact pass of an elastic network with the masked oracle."""
 
+from collections.abc import Iterable
+
 import torch
 from tests.nn.masked import masked_forward
 from torch import Tensor, nn
@@ -11,9 +13,12 @@ from pliant.params import Params, get_params
 from pliant.rng import rng_stream
 
 
-def assert_compact_equals_masked(module: nn.Module, x: Tensor, *, coupled: bool, seed: int) -> None:
+def assert_compact_equals_masked(
+    module: nn.Module, x: Tensor, *, coupled: bool, seeds: Iterable[int] = (0,)
+) -> None:
     net, params = elastic(module, x, coupled=coupled, check=False), get_params(module)
-    for subnet in [net.full, *sample_subnets(net, seed)]:
+    samples = [subnet for seed in seeds for subnet in sample_subnets(net, seed)]
+    for subnet in [net.full, *samples]:
         outputs, tensors = run_compact(net, params, subnet, x)
         masked_outputs, masked_tensors = run_masked(net, module, subnet, x)
         for index, (compact, masked) in enumerate(zip(outputs, masked_outputs, strict=True)):

@@ -31,13 +31,12 @@ def make_bundled(name: str) -> tuple[nn.Module, Tensor]:
 @pytest.mark.parametrize("name", ZOO)
 def test_compact_equals_masked_in_the_zoo(name: str, coupled: bool) -> None:
     module, x = ZOO[name]()
-    for seed in range(3):
-        assert_compact_equals_masked(module, x, coupled=coupled, seed=seed)
+    assert_compact_equals_masked(module, x, coupled=coupled, seeds=range(3))
 
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_compact_equals_masked_for_bundled_networks(name: str) -> None:
-    assert_compact_equals_masked(*make_bundled(name), coupled=True, seed=0)
+    assert_compact_equals_masked(*make_bundled(name), coupled=True)
 
 
 def count_macs(run: Callable[[], object]) -> int:
