@@ -257,7 +257,7 @@ def test_a_round_of_exponential_tasks_takes_a_harmonic_number():
     context = build_context(network(), data(), ExponentialCosts())
     state = RunState(0, 0.0, ServerState(get_params(network())), {})
     settings, lengths = replace(WAITING, per_round=10), []
-    for number in range(1000):
+    for number in range(400):
         at_round = dataclasses.replace(state, next_round=number)
         run_at = Run(context, Fleet(size=10), settings, at_round)
         lengths.append(schedule_round(run_at, np.arange(10)).closed_at)
@@ -266,7 +266,7 @@ def test_a_round_of_exponential_tasks_takes_a_harmonic_number():
 
 
 def test_a_buffer_of_exponential_tasks_fills_at_the_rate_of_all():
-    settings = replace(WAITING, rounds=600, step_records=False)
-    settings = replace(settings, evaluation=replace(settings.evaluation, every=600))
+    settings = replace(WAITING, rounds=250, step_records=False)
+    settings = replace(settings, evaluation=replace(settings.evaluation, every=250))
     merged = run(ExponentialBuffer(), fleet=Fleet(size=1000), settings=settings)
-    assert 600 / merged[-1].seconds == pytest.approx(10 / 4, rel=0.03)
+    assert 250 / merged[-1].seconds == pytest.approx(10 / 4, rel=0.03)

@@ -51,7 +51,11 @@ def run(method, folder, kinds):
     rounds = 2 * len(kinds) // method.buffer - 2  # others do two tasks while it does one
     evaluation = Evaluation(every=10**6)
     settings = replace_fields(
-        SETTINGS, rounds=rounds, rules=RoundRules(late="wait"), evaluation=evaluation
+        SETTINGS,
+        rounds=rounds,
+        rules=RoundRules(late="wait"),
+        evaluation=evaluation,
+        checkpoint_every=10**6,
     )
     with patch.object(async_loop, "accept_valid", spoil):
         list(simulate(method, network(), data(), Fleet(size=3), settings=settings, folder=folder))
