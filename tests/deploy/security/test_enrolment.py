@@ -63,8 +63,8 @@ def enrol(port, token, folder):
     return main(["device", "enrol", *words])
 
 
-def start_device(kind, folder, port):
-    ca, key, number = find_device_files(folder / "key")
+def start_device(kind, folder, keys, port):
+    ca, key, number = find_device_files(keys)
     limits = Limits(code=str(folder))
     address = f"127.0.0.1:{port}"
     return DeviceSupervisor(kind, number, address, folder / "state", limits, ca=ca, key=key)
@@ -88,14 +88,13 @@ def find_private_keys(folder):
 
 @pytest.mark.waits
 @pytest.mark.parametrize("kind", ["federated", "split"])
-def test_a_device_is_enrolled_approved_rotated_and_revoked_live(kind, tmp_path, capsys):
+def test_attacks_fail_and_a_device_is_approved_rotated_and_revoked_live(kind, tmp_path, capsys):
+    """One server for both, as it takes seconds to start."""
     with run_server(kind, tmp_path) as (server, port):
-        token = issue_token(capsys, tmp_path, "token")
-        wait_until(lambda: enrol(port, token, tmp_path / "key") == 0, "the server to answer")
-        assert (tmp_path / "key" / "key").stat().st_mode & 0o777 == 0o600
-        fingerprint = capsys.readouterr().out.split()[-1]
+        keys, fingerprint = attack_enrolment(port, tmp_path, capsys)
+        assert (keys / "key").stat().st_mode & 0o777 == 0o600
         assert issue_token(capsys, tmp_path, "list") == f"0  pending   {fingerprint}"
-        device = start_device(kind, tmp_path, port)
+        device = start_device(kind, tmp_path, keys, port)
         log = tmp_path / "state" / "logs" / f"{'worker' if kind == 'split' else 'supernode'}.log"
         with run_supervisor(device):
             wait_for_line(log, "waits for approval")
@@ -103,7 +102,7 @@ def test_a_device_is_enrolled_approved_rotated_and_revoked_live(kind, tmp_path, 
             wait_until(has_joined(server, kind), "the device to join")
             # the old key is valid until the new one is enrolled, then the device continues with it
             token = issue_token(capsys, tmp_path, "rotate", "0")
-            assert enrol(port, token, tmp_path / "key") == 0
+            assert enrol(port, token, keys) == 0
             new = capsys.readouterr().out.split()[-1]
             assert issue_token(capsys, tmp_path, "list") == f"0  approved  {new}" != fingerprint
             rounds = len(server._follower.read_rounds())
@@ -123,40 +122,42 @@ def test_a_device_is_enrolled_approved_rotated_and_revoked_live(kind, tmp_path, 
     assert find_private_keys(tmp_path / "run") == set()
 
 
-@pytest.mark.waits
-@pytest.mark.parametrize("kind", ["federated", "split"])
-def test_attacks_on_the_enrolment_of_a_server(kind, tmp_path, capsys):
-    """A used, forged or foreign token, and a race: one line each, and nothing is written."""
-    with run_server(kind, tmp_path) as (_, port):
-        token = issue_token(capsys, tmp_path, "token")
-        forged = f"0-{32 * 'a'}-{token[-32:]}"
-        wait_until(lambda: enrol(port, forged, tmp_path / "a") == 2, "the server")
-        wait_until(
-            lambda: (
-                enrol(port, forged, tmp_path / "a") == 2
-                and "was issued and not used" in capsys.readouterr().err
-            ),
-            "the server to answer",
-        )
-        other_server = token[:-32] + 32 * "0"
-        assert enrol(port, other_server, tmp_path / "a") == 2
-        assert "expected the authority of the token, got another" in capsys.readouterr().err
-        command = [sys.executable, "-m", "pliant", "device", "enrol"]
-        command += ["--server", f"127.0.0.1:{port}", "--keys"]
+def attack_enrolment(port, folder, capsys):
+    """Try a forged token, that of another server, and one token twice at the same time.
 
-        def run(name):
-            return subprocess.run(
-                [*command, str(tmp_path / name)],
-                input=token, capture_output=True, text=True, timeout=LIMIT, check=False,
-            )  # fmt: skip
+    Each failure is one line, and nothing is written. Return the folder and the fingerprint of the
+    key that won the race.
+    """
+    token = issue_token(capsys, folder, "token")
+    forged = f"0-{32 * 'a'}-{token[-32:]}"
+    wait_until(
+        lambda: (
+            enrol(port, forged, folder / "a") == 2
+            and "was issued and not used" in capsys.readouterr().err
+        ),
+        "the server to answer",
+    )
+    other_server = token[:-32] + 32 * "0"
+    assert enrol(port, other_server, folder / "a") == 2
+    assert "expected the authority of the token, got another" in capsys.readouterr().err
+    assert not (folder / "a").exists()
+    command = [sys.executable, "-m", "pliant", "device", "enrol"]
+    command += ["--server", f"127.0.0.1:{port}", "--keys"]
 
-        with ThreadPoolExecutor(2) as pool:
-            results = list(pool.map(run, ("left", "right")))
-        assert sorted(result.returncode for result in results) == [0, 2]
-        assert sum((tmp_path / name).exists() for name in ("left", "right")) == 1
-        assert sorted(result.stderr.count("\n") for result in results) == [0, 1]
-    assert not (tmp_path / "a").exists()
-    assert list(DeviceRegistry(tmp_path / "keys").read()) == [0]
+    def run(name):
+        return subprocess.run(
+            [*command, str(folder / name)],
+            input=token, capture_output=True, text=True, timeout=LIMIT, check=False,
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(2) as pool:
+        results = dict(zip(names := ("left", "right"), pool.map(run, names), strict=True))
+    assert sorted(result.returncode for result in results.values()) == [0, 2]
+    [winner] = [name for name in results if (folder / name).exists()]
+    assert results[winner].returncode == 0
+    assert sorted(result.stderr.count("\n") for result in results.values()) == [0, 1]
+    assert list(DeviceRegistry(folder / "keys").read()) == [0]
+    return folder / winner, results[winner].stdout.split()[-1]
 
 
 def make_service(tmp_path):
