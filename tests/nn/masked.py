@@ -9,7 +9,9 @@ Not modelled: an in-place operation on a view does not change the viewed tensor.
 escapes (e.g. into a custom `autograd.Function`) has no data and fails, so nothing goes unnoticed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,11 +28,12 @@ from tests.nn.masked_rules import (
     to_dense,
 )
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvTransposeNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._pytree import tree_leaves, tree_map
 
 # site id, mask over filters (repeated), scale 1/q, maybe adjacent outputs of one filter
 Layer = tuple[int, Tensor, float] | tuple[int, Tensor, float, int]
+_RUNNING = 0  # in place of the id of a weight: the layer that runs
 Rule = Callable[[Operation, Sequence[Any], dict[str, Any]], Result]
 
 _RULES: dict[Rule, str] = {
@@ -40,7 +43,7 @@ _RULES: dict[Rule, str] = {
         leaky_relu elu selu celu softplus softsign mish tanhshrink hardshrink softshrink logsigmoid
         log_sigmoid threshold _threshold rrelu dropout dropout1d dropout2d dropout3d alpha_dropout
         feature_alpha_dropout feature_dropout exp expm1 log log1p sqrt rsqrt square abs neg negative
-        reciprocal sin cos erf sign clamp clamp_min clamp_max clip contiguous clone detach to float
+        reciprocal sin cos erf sign clamp clamp_min clamp_max clip detach to float
         double half bfloat16 type type_as masked_fill""",
     attention.softmax: "softmax log_softmax",
     attention.product: "matmul bmm __matmul__",
@@ -57,7 +60,9 @@ _RULES: dict[Rule, str] = {
     rules.group_norm: "group_norm",
     rules.layer_norm: "layer_norm",
     rules.local_response_norm: "local_response_norm",
-    shapes.reshape: "view view_as reshape reshape_as flatten unflatten squeeze unsqueeze",
+    shapes.copy: "contiguous clone",
+    shapes.reshape: """view view_as reshape reshape_as flatten unflatten squeeze unsqueeze
+        channel_shuffle native_channel_shuffle""",
     shapes.permute: "permute transpose swapaxes swapdims movedim moveaxis mT",
     shapes.expand: "expand expand_as",
     shapes.split: "chunk split split_with_sizes tensor_split",
@@ -66,6 +71,7 @@ _RULES: dict[Rule, str] = {
     shapes.index: "__getitem__",
     shapes.concatenate: "cat concat concatenate",
 }
+_MOVES = (shapes.reshape, shapes.permute, shapes.copy)
 _RULE_OF = {name: rule for rule, names in _RULES.items() for name in names.split()}
 
 
@@ -80,19 +86,41 @@ def masked_forward(
     sites = {id(_find_weight(net, path, layer)): layer for path, layer in layers.items()}
     args = inputs if isinstance(inputs, tuple) else (inputs,)
     net.train()
-    result = net(*(_wrap(Value(item), sites) for item in args))
+    with _follow_modules(net, layers, sites):
+        result = net(*(_wrap(Value(item), sites) for item in args))
     return tree_map(
         lambda item: to_dense(item.value) if isinstance(item, _MaskedTensor) else item, result
     )
 
 
+@contextmanager
+def _follow_modules(
+    net: nn.Module, layers: Mapping[str, Layer], sites: dict[int, Layer]
+) -> Iterator[None]:
+    """Record which layer runs, as it may compute its weight."""
+    modules, handles = dict(net.named_modules()), []
+    for path, layer in layers.items():
+        if path in modules:
+            enter = partial(lambda layer, *_: sites.__setitem__(_RUNNING, layer), layer)
+            handles.append(modules[path].register_forward_pre_hook(enter))
+            leave = partial(lambda *_: sites.pop(_RUNNING) and None)
+            handles.append(modules[path].register_forward_hook(leave))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _find_weight(net: nn.Module, path: str, layer: Layer) -> Tensor:
     parameters = dict(net.named_parameters(remove_duplicate=False))
+    module = dict(net.named_modules()).get(path)
     weight = parameters.get(f"{path}.weight", parameters.get(path))
+    if weight is None and isinstance(module, nn.Linear | _ConvNd):
+        weight = max(module.parameters(), key=Tensor.numel)  # what it is computed from
     if weight is None:
         raise LookupError(f"Expected a layer or a parameter of the network, got {path!r}")
     is_mask = layer[1].dtype == torch.bool and layer[1].dim() == 1
-    module = dict(net.named_modules()).get(path)
     is_swapped = isinstance(module, nn.Embedding | _ConvTransposeNd)  # outputs come second
     sizes = weight.shape[:2] if module is None else weight.shape[is_swapped : is_swapped + 1]
     if not is_mask or all(size % len(layer[1]) for size in sizes):
@@ -186,9 +214,12 @@ def _dispatch(
         if (layer := sites.get(id(weight))) is not None:
             data = func(tokens.data.long(), *args[1:], **kwargs)
             return attention.mask_outputs(data, data.ndim - 1, layer)
-    elif any(isinstance(i, Value) and i.axis is not None for i in tree_leaves((args, kwargs))):
+    else:
         rule = _RULE_OF.get(name)
-        result = rule(func, args, kwargs) if rule else None
+        if rule not in _MOVES:
+            args, kwargs = tree_map(_join_axes, (args, kwargs))
+        if rule and any(isinstance(i, Value) and i.channels for i in tree_leaves((args, kwargs))):
+            result = rule(func, args, kwargs)
     if result is not None:
         return result
     dense_args, options = tree_map(
@@ -197,6 +228,11 @@ def _dispatch(
     return tree_map(
         lambda i: Value(i) if isinstance(i, Tensor) else i, func(*dense_args, **options)
     )
+
+
+def _join_axes(item: Any) -> Any:
+    is_split = isinstance(item, Value) and item.entries is not None
+    return Value(to_dense(item)) if is_split else item
 
 
 _LAYER_ARGS = "input weight bias stride padding dilation groups"
@@ -208,7 +244,7 @@ def _run_layer(
 ) -> Value | None:
     """Apply pending factors and mask the output; a depthwise convolution follows its input."""
     value, weight, groups = kwargs["input"], kwargs["weight"], kwargs.get("groups", 1)
-    layer = sites.get(id(weight))
+    layer = sites.get(id(weight), sites.get(_RUNNING))
     # a computed weight (a dynamic convolution) belongs to no layer
     if any(isinstance(item, Value) for key, item in kwargs.items() if key != "input"):
         return None

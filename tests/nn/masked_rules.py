@@ -27,11 +27,16 @@ ALWAYS = Channel(present=True, key="always", pending=frozenset())
 
 @dataclass(frozen=True)
 class Value:
-    """A full-size tensor with zeros in absent channels; a dense one has no channel axis."""
+    """A full-size tensor with zeros in absent channels; a dense one has no channel axis.
+
+    Between the reshapes of a channel shuffle, channels lie along several axes: `entries` has the
+    channel of every entry.
+    """
 
     data: Tensor
     axis: int | None = None
     channels: tuple[Channel, ...] = ()
+    entries: Tensor | None = None
 
 
 Result = Value | tuple[Value, ...] | None
@@ -67,10 +72,12 @@ def fill_absent(value: Value) -> Tensor:
 
 def to_dense(value: Value) -> Tensor:
     """Return the data with all pending factors applied."""
-    if value.axis is None:
+    if value.axis is None and value.entries is None:
         return value.data
     factors = [prod(s for _, s in c.pending) if c.present else 0.0 for c in value.channels]
     factor = torch.tensor(factors, dtype=torch.float64, device=value.data.device)
+    if value.axis is None:
+        return value.data * factor[value.entries].to(value.data.dtype)
     return value.data * broadcast_along(factor.to(value.data.dtype), value.axis, value.data.ndim)
 
 
@@ -214,11 +221,20 @@ def reduction(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> R
 
 def batch_norm(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
     """Normalise each channel, without updating the statistics of absent ones."""
-    value = args[0]
-    if value.axis != 1 or func is not F.batch_norm:  # torch.batch_norm has another signature
+    if args[0].axis != 1 or func is not F.batch_norm:  # torch.batch_norm has another signature
         return None
     signature = "input running_mean running_var weight bias training momentum eps"
-    bound_args = bind_args(signature, args, kwargs)
+    return _normalise(func, bind_args(signature, args, kwargs))
+
+
+def instance_norm(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
+    """Normalise each channel of each sample, tracking the statistics of present ones."""
+    signature = "input running_mean running_var weight bias use_input_stats momentum eps"
+    return _normalise(func, bind_args(signature, args, kwargs)) if args[0].axis == 1 else None
+
+
+def _normalise(func: Operation, bound_args: dict[str, Any]) -> Value:
+    value = bound_args["input"]
     buffers = [bound_args.get("running_mean"), bound_args.get("running_var")]
     # copies, because autograd has saved the originals
     updated = [None if buffer is None else buffer.clone() for buffer in buffers]
@@ -230,12 +246,6 @@ def batch_norm(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> 
             if old is not None:
                 old.copy_(torch.where(mask, new, old))
     return mask_channels(data, 1, value.channels)
-
-
-def instance_norm(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
-    """Normalise each channel of each sample, unless running statistics are tracked."""
-    tracks_stats = bind_args("input running_mean", args, kwargs).get("running_mean") is not None
-    return elementwise(func, args, kwargs) if args[0].axis == 1 and not tracks_stats else None
 
 
 def _standardise(data: Tensor, mask: Tensor, dims: list[int], eps: float) -> Tensor:

@@ -12,20 +12,31 @@ def reshape(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Res
     value, *rest = args
     rest = [item.data if isinstance(item, Value) else item for item in rest]
     data = func(value.data.contiguous(), *rest, **kwargs)
-    kinds = list(dict.fromkeys(value.channels))
-    numbers = torch.tensor([kinds.index(channel) for channel in value.channels])
-    shape = [-1 if axis == value.axis else 1 for axis in range(value.data.ndim)]
-    moved = func(numbers.view(shape).expand(value.data.shape).contiguous(), *rest, **kwargs)
+    kinds, entries = list(value.channels), value.entries
+    if value.axis is not None:
+        kinds = list(dict.fromkeys(value.channels))
+        numbers = torch.tensor([kinds.index(channel) for channel in value.channels])
+        shape = [-1 if axis == value.axis else 1 for axis in range(value.data.ndim)]
+        entries = numbers.view(shape).expand(value.data.shape)
+    moved = func(entries.contiguous(), *rest, **kwargs)
     for axis in range(moved.ndim):
         rows = moved.movedim(axis, 0).reshape(moved.shape[axis], -1)
         if bool((rows == rows[:, :1]).all()):
             return mask_channels(data, axis, [kinds[number] for number in rows[:, 0].tolist()])
-    return None
+    return Value(data, None, tuple(kinds), moved)
+
+
+def copy(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
+    """Keep all as it is."""
+    value = args[0]
+    return Value(func(value.data, *args[1:], **kwargs), value.axis, value.channels, value.entries)
 
 
 def permute(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
     """Move the channel axis."""
     value = args[0]
+    if value.axis is None:
+        return reshape(func, args, kwargs)
     # each axis of the probe has its own size, to find where it moved
     probe = torch.empty(list(range(2, 2 + value.data.ndim)), device="meta")
     sizes = list(func(probe, *args[1:], **kwargs).shape)

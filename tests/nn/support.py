@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 Outcome = Literal["narrowed", "dense", "refused"]
@@ -225,7 +226,32 @@ def make_quietly(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def share_body(net: Body, x: Tensor) -> Tensor:
-    return torch.cat([net.body(x), net.body(torch.cumsum(x, 1))], 1)
+    first = net.body(x)
+    return torch.cat([first, net.body(torch.tanh(first))], 1)
+
+
+class Recurrent(nn.Module):
+    """Convolutions over time, then a recurrent layer with few hidden units."""
+
+    def __init__(self, cell: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.stem, self.body = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, (3, 1))
+        self.cell, self.head = cell(64, 2, batch_first=True), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.body(F.relu(self.stem(x))))
+        return self.head(self.cell(y.permute(0, 3, 1, 2).flatten(2))[0][:, -1])
+
+
+class Doubled(nn.Module):
+    """A parametrization of our own."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def parametrize_own(layer: nn.Module) -> nn.Module:
+    return parametrize.register_parametrization(layer, "weight", Doubled())
 
 
 def make_jit() -> nn.Module:

@@ -3,10 +3,12 @@
 `scripts/support_table.py` writes docs/support.md from these cases.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 from tests.nn import support as nets
-from tests.nn.families import transformer
+from tests.nn.families import normed, transformer
 from tests.nn.families.transformer import ImageTransformer
 from tests.nn.support import Case, add_hook, between, make_quietly, replace_body
 from torch import nn
@@ -126,27 +128,34 @@ CASES = (
     # layers
     Case(
         "`parametrizations.weight_norm`",
-        "dense",
+        "narrowed",
         lambda: replace_body(lambda: parametrizations.weight_norm(nets.make_conv())),
+    ),
+    Case(
+        "`parametrizations.spectral_norm`",
+        "narrowed",
+        lambda: replace_body(lambda: parametrizations.spectral_norm(nets.make_conv())),
+    ),
+    Case(
+        "another parametrization",
+        "dense",
+        lambda: replace_body(lambda: nets.parametrize_own(nets.make_conv())),
         "full: body: its parameters are computed by torch.nn.utils.parametrize",
     ),
     Case(
         "`nn.utils.weight_norm`",
-        "dense",
+        "narrowed",
         lambda: replace_body(lambda: nn.utils.weight_norm(nets.make_conv())),
-        "full: body: it has hooks",
     ),
     Case(
         "`nn.utils.spectral_norm`",
-        "dense",
+        "narrowed",
         lambda: replace_body(lambda: nn.utils.spectral_norm(nets.make_conv())),
-        "full: body: it has hooks",
     ),
     Case(
         "a weight-standardised convolution",
-        "dense",
+        "narrowed",
         lambda: replace_body(lambda: nets.StandardisedConv(6, 6, 1)),
-        "full: body: its weight is computed in forward",
     ),
     Case(
         "a transposed convolution",
@@ -170,12 +179,41 @@ CASES = (
         lambda: replace_body(lambda: nn.Conv2d(6, 6, 3, groups=6)),
         "full: body: a depthwise convolution keeps the filters",
     ),
+    between("a convolution applied twice, to other channels", "narrowed", nets.share_body, last=12),
     between(
-        "a convolution applied twice, to other channels",
-        "dense",
-        nets.share_body,
-        "dense: relu for body: a parameter is used in two ways",
-        last=12,
+        "a channel shuffle by `view` and `transpose`",
+        "narrowed",
+        lambda n, x: normed.shuffle_like_torchvision(n.body(x), 2),
+    ),
+    Case("`nn.ChannelShuffle`", "narrowed", lambda: replace_body(lambda: nn.ChannelShuffle(3))),
+    Case(
+        "a layer norm over channels, written out",
+        "narrowed",
+        lambda: replace_body(lambda: normed.ChannelNorm(6, is_plain=False)),
+    ),
+    between(
+        "torchvision's `stochastic_depth`",
+        "narrowed",
+        lambda n, x: x + normed.stochastic_depth(n.body(x), 0.2, "row"),
+    ),
+    Case(
+        "instance norm that tracks statistics",
+        "narrowed",
+        lambda: replace_body(lambda: nn.InstanceNorm2d(6, track_running_stats=True)),
+    ),
+    Case(
+        "`nn.SyncBatchNorm`, as the batch norm of one device",
+        "narrowed",
+        lambda: replace_body(lambda: nn.SyncBatchNorm(6)),
+    ),
+    *(
+        Case(
+            f"the inputs of `nn.{cell.__name__}`",
+            "narrowed",
+            partial(nets.Recurrent, cell),
+            "full: cell: a recurrent layer keeps all hidden units",
+        )
+        for cell in (nn.LSTM, nn.GRU)
     ),
     between(
         "`x[:, :, None, None]`",

@@ -60,7 +60,6 @@ def test_coupled_layers_share_a_row() -> None:
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("channel_shuffle", "dense: cat for view: reshape mixes channels in a way no rule covers"),
         ("unknown", "dense: relu for cumsum: cumsum mixes channels in a way no rule covers"),
     ],
 )

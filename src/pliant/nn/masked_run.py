@@ -20,6 +20,8 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
+from pliant.nn.compiler.computed_weights import find_root
+from pliant.nn.compiler.idioms import standardise
 from pliant.nn.compiler.refusals import has_hooks
 from pliant.nn.compiler.trace import find_callable
 from pliant.params import Params
@@ -29,8 +31,10 @@ _LAYERS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.Embedding,
     nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
 )  # fmt: skip
+_RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
 _LAYER_FUNCTIONS = {F.conv1d, F.conv2d, F.conv3d, F.linear, F.embedding, *_TRANSPOSED}
 _JOINS = {torch.cat, torch.concat, torch.concatenate}
+_FACTORIES: set[Any] = {"new_empty", "new_zeros", "new_ones", "new_full"}
 _CHANNEL_NORMS = {F.batch_norm, F.instance_norm}
 _SUMS: set[Any] = {
     operator.add, operator.iadd, torch.add, "add", "add_",
@@ -91,6 +95,8 @@ class MaskedRun:
             return result, self._find_site_mask(result, weight) if is_layer else None
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         mask, kind = self.masks[sparse[0]], type(module) if module is not None else node.target
+        if kind in _FACTORIES:
+            return call(*args, **kwargs), None
         if kind is operator.getitem and isinstance(args[0], tuple | list):
             return call(*args), mask[args[1]]
         if isinstance(module, _NormBase) or kind in _CHANNEL_NORMS:
@@ -140,7 +146,7 @@ class MaskedRun:
     def _find_layer(self, node: fx.Node, module: nn.Module | None) -> tuple[bool, Any]:
         """Return whether a node is a layer that mixes all its inputs, and its weight."""
         if module is not None:
-            is_layer = type(module) in _LAYERS and not has_hooks(module)
+            is_layer = type(module) in (*_LAYERS, *_RECURRENT) and not has_hooks(module)
             groups, weight = getattr(module, "groups", 1), getattr(module, "weight", None)
             return is_layer and self._mixes_all(groups, weight), weight
         if node.target not in _LAYER_FUNCTIONS:
@@ -148,6 +154,7 @@ class MaskedRun:
         names = ["input", "weight", "bias", "stride", "padding", "dilation", "groups"]
         arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
         weight = arguments["weight"]
+        weight = find_root(weight) or weight
         if not isinstance(weight, fx.Node) or weight.op != "get_attr":
             return False, None
         parameter = attrgetter(str(weight.target))(self._net)
@@ -218,6 +225,10 @@ def _normalise_layer(options: Mapping[str, Any], mask: Tensor) -> Tensor:
     return _scale(_standardise(x, mask, dims, options.get("eps", 1e-5)), options, shape)
 
 
+def _normalise_axis(options: Mapping[str, Any], mask: Tensor) -> Tensor:
+    return _standardise(options["x"], mask, (options["axis"],), options["eps"])
+
+
 def _standardise(x: Tensor, mask: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
     present = mask.to(x.dtype)
     count = present.sum(dims, keepdim=True).clamp(min=1)
@@ -246,6 +257,7 @@ _NORMS: dict[Any, tuple[Callable[..., Any], Callable[[Mapping[str, Any], Tensor]
     **dict.fromkeys(
         (nn.LayerNorm, F.layer_norm, torch.layer_norm), (F.layer_norm, _normalise_layer)
     ),
+    standardise: (standardise, _normalise_axis),
     **dict.fromkeys(
         (nn.LocalResponseNorm, F.local_response_norm),
         (F.local_response_norm, _normalise_neighbours),

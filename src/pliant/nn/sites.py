@@ -7,6 +7,7 @@ from hashlib import sha256
 
 from pliant.nn.compiler import channels
 from pliant.nn.compiler.coupling import LayerGroup
+from pliant.nn.compiler.graphs import name_layer
 from pliant.nn.compiler.program import CompactProgram, DenseFallback
 
 
@@ -31,20 +32,16 @@ def describe_sites(groups: Sequence[LayerGroup], program: CompactProgram) -> tup
         )
         for span in inputs:
             for site in channels.collect_sites(span.expression):
-                feeds[site][_layer_name(cost.layer)] = None
+                feeds[site][name_layer(cost.layer)] = None
     return tuple(
         Site(
-            tuple(map(_layer_name, group.layers)),
+            tuple(map(name_layer, group.layers)),
             group.filters,
             sum(macs[layer] for layer in group.layers),
             tuple(readers),
         )
         for group, readers in zip(groups, feeds, strict=True)
     )
-
-
-def _layer_name(weight: str) -> str:
-    return weight.removesuffix(".weight")
 
 
 def format_summary(

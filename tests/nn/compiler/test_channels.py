@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pliant.nn.compiler import channels
 from pliant.nn.compiler.channels import AllOf, AnyOf, ChannelSpan, Expression, SiteFilter
+from pliant.rng import rng_stream
 
 A, B, C = SiteFilter(0), SiteFilter(1), SiteFilter(2)
 SIZES = (4, 4, 3)
@@ -150,3 +151,36 @@ def test_two_filters_of_one_site_are_independent() -> None:
 
     expression = channels.union(SiteFilter(0, 0), SiteFilter(0, 2))
     assert channels.compute_probability(expression, keep_probability, {}) == 0.75
+
+
+@given(st.permutations(range(14)), st.integers(0, 100))
+def test_every_channel_keeps_its_own_mask_and_factor_in_another_order(
+    order: list[int], seed: int
+) -> None:
+    rng = rng_stream(seed, "masks")
+    masks = [rng.random(5) < 0.5, rng.random(3) < 0.5]
+    spans = (
+        ChannelSpan(5, SiteFilter(0), 1, frozenset({0})),
+        ChannelSpan(3, SiteFilter(1), 2, frozenset({1})),
+        ChannelSpan(3),
+    )
+    present = np.concatenate([masks[0], np.repeat(masks[1], 2), [True] * 3])
+    factors = np.repeat([2.0, 3.0, 1.0], [5, 6, 3])
+    permuted = channels.permute(spans, order)
+    kept = present[order]
+    assert channels.width(permuted) == 14
+    assert channels.find_positions(permuted, masks).tolist() == np.flatnonzero(kept).tolist()
+    assert channels.count(permuted, masks) == kept.sum()
+    scaled = channels.compute_factors(permuted, masks, [2.0, 3.0])
+    assert np.array_equal(np.broadcast_to(scaled, kept.sum()), factors[order][kept])
+
+
+def test_a_permutation_has_as_few_spans_as_possible() -> None:
+    spans = (ChannelSpan(3, SiteFilter(0)),) * 2
+    # the same filters side by side are one span of repeated channels
+    assert channels.permute(spans, [0, 3, 1, 4, 2, 5]) == (ChannelSpan(3, SiteFilter(0), 2),)
+    assert channels.permute(spans, [1, 2, 0, 3, 4, 5]) == (
+        ChannelSpan(2, SiteFilter(0, 1)),
+        ChannelSpan(1, SiteFilter(0), 2),
+        ChannelSpan(2, SiteFilter(0, 1)),
+    )

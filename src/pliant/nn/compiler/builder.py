@@ -5,20 +5,20 @@ Lowering may discover that layers must share a mask (their outputs are added), m
 a decision restarts the lowering. Decisions only accumulate, so this terminates.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from pliant.nn.compiler import channels
 from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans, SiteFilter
 from pliant.nn.compiler.coupling import Candidate, Decisions, group_layers
 from pliant.nn.compiler.graphs import find_canonical_names
-from pliant.nn.compiler.in_place import find_overwritten_input, is_view
+from pliant.nn.compiler.in_place import find_overwritten_input, is_delayed_relu, is_view
 from pliant.nn.compiler.program import (
     ActivationCost,
     BoundProgram,
@@ -32,15 +32,18 @@ from pliant.nn.compiler.program import (
     Shape,
     Slot,
     SubnetQuery,
+    broadcast_shape,
     collect_slots,
     replace_nodes,
     resolve_slots,
+    scatter_channels,
 )
 from pliant.nn.compiler.refusals import copy_module
 from pliant.nn.compiler.trace import BATCH, find_callable
 
 RunFn = Callable[[Env, BoundProgram], Any]
 Slots = dict[fx.Node, int]
+_VIEWS: set[Any] = {operator.getitem, "reshape", torch.reshape, "unsqueeze", torch.unsqueeze}
 Layouts = ChannelLayout | Sequence[ChannelLayout | None] | None  # of a tensor or a tuple
 
 
@@ -65,6 +68,8 @@ class Builder:
         self._slots: Slots = {}
         self._dense_slots: Slots = {}
         self.fused_runs: dict[fx.Node, RunFn] = {}  # of nodes that do the work of their input too
+        self.weight_parts: dict[fx.Node, str] = {}  # what a layer's weight is computed from
+        self._unsliced_names = frozenset(decisions.unsliced)  # decided in earlier attempts
         self._reads: list[tuple[int, ...]] = []
         self._varying_nodes: set[fx.Node] = set()  # depend on the input
         self._grad_nodes: set[fx.Node] = set()
@@ -99,6 +104,17 @@ class Builder:
     def tensor_name(self, path: str, attribute: str) -> str | None:
         """Return the name of a module's parameter or buffer, if it exists."""
         return self._canonical_names.get(f"{path}.{attribute}" if path else attribute)
+
+    def param_view(self, node: Any) -> str | None:
+        """Return the name of the saved vector that a node only adds axes to, if any."""
+        is_view = isinstance(node, fx.Node) and node.target in _VIEWS and bool(node.args)
+        name = self.param_name(node.args[0]) if is_view else None
+        shape = () if name is None else self.shape(name)
+        if is_view and node.target is operator.getitem:
+            steps = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+            is_view = all(step in (None, Ellipsis, slice(None)) for step in steps)
+        is_view = is_view and len(shape) == 1 and 1 < shape[0] in node.meta["value"].shape
+        return name if is_view else None
 
     def mark_varying(self, node: fx.Node) -> None:
         """Treat a value as one that depends on the input."""
@@ -155,7 +171,7 @@ class Builder:
         previous = self.program.slicings.setdefault(name, slicing)
         self.program.param_shapes[name] = shape
         if previous != slicing:
-            if name in self.decisions.unsliced:
+            if name in self._unsliced_names:
                 spans = (span for dim in (*previous, *slicing) for span in dim or ())
                 self.fix(spans, f"{name} is read in two ways")
             self.decisions.unsliced.add(name)
@@ -202,7 +218,7 @@ class Builder:
 
     def replay(self, node: fx.Node, layout: Layouts, slots: Slots, *params: str | None) -> bool:
         """Add a node's own operation, reading these slots."""
-        if self._is_delayed(node):
+        if is_delayed_relu(node, self.modules):
             return self.emit(node, None, slots.values(), layout, *params)
         target = find_overwritten_input(node, self.modules)
         if node in self.fused_runs:
@@ -214,14 +230,26 @@ class Builder:
     def slot(self, node: fx.Node) -> int:
         """Return the slot of a node's compact value."""
         if node not in self._slots:
-            self._load_attribute(node)
+            if self.param_view(node) is not None:
+                self.replay(node, None, {n: self.slot(n) for n in node.all_input_nodes})
+            else:
+                self._load_attribute(node)
         return self._slots[node]
+
+    def load_rows(self, node: fx.Node, name: str, layout: ChannelLayout) -> None:
+        """Load a parameter that a layer's weight is computed from, sliced along its outputs."""
+        self.record_slicing(name, *[None] * layout.axis, layout.spans)
+        self._track_gradient(node, name)
+        self._slots[node], self._layouts[node] = self.load_param(name), layout
+        self.mark_varying(node)  # as its rows may be absent
 
     def densify(self, node: fx.Node, reader: str, reason: str) -> int:
         """Return the slot of a node's value with absent channels filled with zeros."""
         layout = self.layout(node)
         if layout is None:
             return self.slot(node)
+        if node in self.weight_parts:  # zeros would change the rows that are kept
+            self.decisions.unsliced.add(self.weight_parts[node])
         if node not in self._dense_slots:
             slot, axis, size = self.slot(node), layout.axis, channels.width(layout.spans)
             shape = broadcast_shape(axis, node.meta["value"].dim())
@@ -279,6 +307,8 @@ class Builder:
     def finish(self, output: Any) -> CompactProgram:
         """Complete the program: its output, groups of equal slicings, and freed slots."""
         self.program.output = output
+        fragile = {id(spans): spans for spans in self.program.fragile_spans}
+        self.program.fragile_spans = list(fragile.values())
         for name in self._canonical_names.keys() & self._saved_names:  # unread parameters too
             self.program.param_shapes.setdefault(self._canonical_names[name], self.shape(name))
         for name, slicing in self.program.slicings.items():
@@ -342,7 +372,7 @@ class Builder:
         args, kwargs = replace_nodes((node.args, node.kwargs), slots.__getitem__)
         call = self._find_call(node)
         sources = node.all_input_nodes
-        if len(sources) == 1 and self._is_delayed(sources[0]):
+        if len(sources) == 1 and is_delayed_relu(sources[0], self.modules):
             pool, relu = call, self._find_call(sources[0])
             call = lambda *args, **kwargs: relu(pool(*args, **kwargs))  # noqa: E731
         if len(args) == 1 and isinstance(args[0], Slot) and not collect_slots(kwargs):
@@ -352,25 +382,6 @@ class Builder:
 
     def _find_call(self, node: fx.Node) -> Callable[..., Any]:
         return find_callable(node, lambda path: copy_module(self.modules[path]))
-
-    def _is_delayed(self, node: fx.Node) -> bool:
-        """Return whether a node is a ReLU that only a max pooling reads.
-
-        It is applied after the pooling: the same numbers and gradients, from fewer activations.
-        """
-        if len(node.users) != 1 or self._find_kind(node) not in (nn.ReLU, torch.relu, F.relu):
-            return False
-        reader = next(iter(node.users))
-        return (
-            self._find_kind(reader) in (nn.MaxPool2d, F.max_pool2d)
-            and isinstance(reader.meta["value"], Tensor)  # not with its indices too
-            and node.meta.get("is_no_grad") == reader.meta.get("is_no_grad")
-        )
-
-    def _find_kind(self, node: fx.Node) -> Any:
-        """Return the class of the module, or the function, that a node calls."""
-        is_module = node.op == "call_module"
-        return type(self.modules[str(node.target)]) if is_module else node.target
 
     def _record_activation(self, value: Any, layout: Layouts) -> None:
         if not isinstance(value, Tensor) or value.numel() % BATCH:
@@ -386,15 +397,3 @@ def _overwrite(target: fx.Node, slots: Slots) -> RunFn:
     if not others:
         return lambda env, _: torch.relu_(env[slot])
     return lambda env, _: env[slot].add_(env[others[0]])
-
-
-def scatter_channels(x: Tensor, axis: int, size: int, positions: Tensor) -> Tensor:
-    """Scatter channels into `size` zeros."""
-    shape = list(x.shape)
-    shape[axis] = size
-    return x.new_zeros(shape).index_copy(axis, positions, x)
-
-
-def broadcast_shape(axis: int, dims: int) -> Shape:
-    """Return the shape that broadcasts a vector along one axis."""
-    return tuple(-1 if dim == axis else 1 for dim in range(dims))

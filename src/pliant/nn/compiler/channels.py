@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 Mask = NDArray[np.bool_]
 Index = NDArray[np.int64]
+MANY_SPANS = 8  # from here, all are looked up at once
+MAX_TABLES = 1 << 12
 # arguments: a site, a number of filters that it keeps, a number of others that it drops
 KeepProbability = Callable[[int, int, int], float]
 
@@ -181,6 +183,31 @@ def align(left: ChannelSpans, right: ChannelSpans) -> list[tuple[ChannelSpan, Ch
     return pairs
 
 
+def permute(spans: ChannelSpans, order: Sequence[int]) -> ChannelSpans:
+    """Return the channels in another order, in as few spans as possible."""
+    singles = [
+        ChannelSpan(1, shift(span.expression, offset), 1, span.pending_sites)
+        for span in spans
+        for offset in range(span.size)
+        for _ in range(span.repeat)
+    ]
+    repeated: list[ChannelSpan] = []
+    for channel in order:
+        single = singles[channel]
+        if repeated and replace(repeated[-1], repeat=1) == single:
+            repeated[-1] = replace(single, repeat=repeated[-1].repeat + 1)
+        else:
+            repeated.append(single)
+    result: list[ChannelSpan] = []
+    for span in repeated:
+        last = result[-1] if result else None
+        if last and replace(last, size=1, expression=shift(last.expression, last.size)) == span:
+            result[-1] = replace(last, size=last.size + 1)
+        else:
+            result.append(span)
+    return tuple(result)
+
+
 def compute_mask(span: ChannelSpan, masks: Sequence[Mask]) -> Mask:
     """Return which channels of a span are present, before repeating."""
     return _evaluate(span.expression, span.size, masks)
@@ -196,8 +223,57 @@ def _evaluate(expression: Expression, size: int, masks: Sequence[Mask]) -> Mask:
     return np.asarray(combine.reduce(parts), np.bool_)
 
 
+@dataclass(frozen=True)
+class SpanTable:
+    """The site and filter that decide each channel (-1: always present), and its pending site."""
+
+    sites: Index
+    filters: Index
+    pending_sites: Index  # -1: none
+
+
+# by identity, as hashing many spans takes longer than what the table saves
+_tables: dict[int, tuple[ChannelSpans, SpanTable | None]] = {}
+
+
+def _find_table(spans: ChannelSpans) -> SpanTable | None:
+    """Return the table of many spans; None for a few, and where unions or products decide."""
+    if len(spans) < MANY_SPANS:
+        return None
+    known = _tables.get(id(spans))
+    if known is None or known[0] is not spans:
+        if len(_tables) >= MAX_TABLES:
+            _tables.clear()
+        known = _tables[id(spans)] = spans, _make_table(spans)
+    return known[1]
+
+
+def _make_table(spans: ChannelSpans) -> SpanTable | None:
+    columns: list[tuple[int, int, int]] = []
+    for span in spans:
+        expression, pending = span.expression, span.pending_sites
+        if isinstance(expression, AnyOf | AllOf) or len(pending) > 1:
+            return None
+        site, start = (expression.site, expression.start) if expression else (-1, 0)
+        for offset in range(span.size):
+            filter_index = 0 if site < 0 else start + offset
+            columns += [(site, filter_index, next(iter(pending), -1))] * span.repeat
+    table = np.asarray(columns, np.int64).T
+    return SpanTable(*(np.ascontiguousarray(row) for row in table))
+
+
+def _look_up(table: SpanTable, masks: Sequence[Mask]) -> Mask:
+    """Return which channels of many spans are present."""
+    bits = np.concatenate([*masks, [True]])
+    starts = np.cumsum([0, *map(len, masks)])  # the last one is that of the filter always kept
+    present: Mask = bits.take(starts.take(table.sites) + table.filters)
+    return present
+
+
 def find_positions(spans: ChannelSpans, masks: Sequence[Mask]) -> Index:
     """Return the positions of the present channels in the full network."""
+    if (table := _find_table(spans)) is not None:
+        return np.flatnonzero(_look_up(table, masks))
     span_masks = [compute_mask(span, masks) for span in spans]
     repeats = [span.repeat for span in spans]
     if all(repeat == 1 for repeat in repeats):
@@ -207,6 +283,8 @@ def find_positions(spans: ChannelSpans, masks: Sequence[Mask]) -> Index:
 
 
 def count(spans: ChannelSpans, masks: Sequence[Mask]) -> int:
+    if (table := _find_table(spans)) is not None:
+        return int(_look_up(table, masks).sum())
     return sum(int(compute_mask(span, masks).sum()) * span.repeat for span in spans)
 
 
@@ -214,6 +292,10 @@ def compute_factors(
     spans: ChannelSpans, masks: Sequence[Mask], scales: Sequence[float]
 ) -> NDArray[np.float64] | float:
     """Return the pending factor of each present channel, or one number if all are equal."""
+    if (table := _find_table(spans)) is not None:
+        factors = np.asarray([*scales, 1.0]).take(table.pending_sites)
+        is_equal = bool((factors == factors[0]).all())
+        return float(factors[0]) if is_equal else factors[_look_up(table, masks)]
     values = [_multiply(scales, span.pending_sites) for span in spans]
     if len(set(values)) == 1:
         return float(values[0])

@@ -80,6 +80,7 @@ def make_blank(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _lower_graph(builder: Builder, graph: fx.Graph) -> CompactProgram:
+    dispatch.slice_computed_weights(builder, graph)
     *nodes, output = graph.nodes
     for node in nodes:
         dispatch.lower_node(builder, node)

@@ -17,11 +17,20 @@ from pliant.nn.compiler import rules_layers as layers
 from pliant.nn.compiler import rules_shapes as shapes
 from pliant.nn.compiler.builder import Builder
 from pliant.nn.compiler.channels import ChannelSpan
+from pliant.nn.compiler.computed_weights import find_root, slice_parts
 from pliant.nn.compiler.coupling import Candidate
+from pliant.nn.compiler.idioms import (
+    PERMUTATIONS,
+    find_permutation,
+    shuffle_channels,
+    standardise,
+)
 from pliant.nn.compiler.program import BoundProgram, Env, LayerCost, replace_nodes, resolve_slots
 from pliant.nn.compiler.refusals import copy_module, copy_to_meta, has_hooks
 from pliant.nn.compiler.rules_attention import Embedding
-from pliant.nn.compiler.rules_layers import CONVOLUTIONS, NORM_RULES, TRANSPOSED, Layer, Norm
+from pliant.nn.compiler.rules_layers import CONVOLUTIONS, TRANSPOSED, Layer
+from pliant.nn.compiler.rules_norms import NORM_RULES, Norm
+from pliant.nn.compiler.rules_recurrent import RECURRENT, lower_recurrent
 from pliant.nn.compiler.shared_masks import PRODUCTS
 from pliant.nn.compiler.trace import BATCH, find_callable
 from pliant.nn.compiler.written_out import add_bias
@@ -63,6 +72,7 @@ CHANNELWISE_MODULES = (
     nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ConstantPad1d, nn.ConstantPad2d,
 )  # fmt: skip
 RESHAPES = {"view", "reshape", "flatten", "squeeze", "unsqueeze", "unflatten"}
+FACTORIES = {"new_empty", "new_zeros", "new_ones", "new_full"}  # read a type and a device only
 REDUCTIONS = {"mean", "sum", "amax", "amin", "var", "std"}
 
 
@@ -70,7 +80,7 @@ def lower_node(builder: Builder, node: fx.Node) -> None:
     """Add a node's instructions and record its layout."""
     if node.op == "placeholder":
         builder.add_input(node)
-    elif node.op == "get_attr":
+    elif node.op == "get_attr" or builder.param_view(node) is not None:
         return  # loaded on first use
     elif not (
         _lower_module(builder, node) if node.op == "call_module" else _lower_call(builder, node)
@@ -90,25 +100,27 @@ def match_layer(builder: Builder, node: fx.Node) -> Layer | None:
     names = "input weight bias stride padding dilation groups"
     if is_transposed:
         names = "input weight bias stride padding output_padding groups dilation"
-    arguments, params = _read_arguments(builder, node, names)
+    computed = find_root(_bind(node, names).get("weight")) if node.op == "call_function" else None
+    arguments, params = _read_arguments(builder, node, names, computed)
     if params is None or (weight := params["weight"]) is None:
         return None
-    source = arguments["input"]
+    source, own = arguments["input"], arguments["weight"] if computed is not None else None
     if is_transposed and (node.op == "call_module" and len(node.args) + len(node.kwargs) != 1):
         return None  # with the size of the result
     if function is F.linear:
-        return Layer(source, F.linear, weight, params["bias"])
+        return Layer(source, F.linear, weight, params["bias"], computed=own)
     arguments = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **arguments}
     options = (arguments["stride"], arguments["padding"], arguments["dilation"])
     padding = None
     if is_transposed:
         extra = arguments.get("output_padding", 0)
         groups = arguments["groups"]
-        return Layer(source, function, weight, params["bias"], options, groups, None, extra)
+        return Layer(source, function, weight, params["bias"], options, groups, None, extra, own)
     if arguments.get("padding_mode", "zeros") != "zeros":
         padding = (arguments["padding_mode"], arguments["_reversed_padding_repeated_twice"])
         options = (arguments["stride"], 0, arguments["dilation"])
-    return Layer(source, function, weight, params["bias"], options, arguments["groups"], padding)
+    groups = arguments["groups"]
+    return Layer(source, function, weight, params["bias"], options, groups, padding, computed=own)
 
 
 def find_candidates(builder: Builder, graph: fx.Graph) -> dict[str, Candidate]:
@@ -135,6 +147,15 @@ def find_candidates(builder: Builder, graph: fx.Graph) -> dict[str, Candidate]:
     }
 
 
+def slice_computed_weights(builder: Builder, graph: fx.Graph) -> None:
+    """Slice what weights are computed from, before it is lowered."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in LAYER_FUNCTIONS:
+            layer = match_layer(builder, node)
+            if layer is not None and layer.computed is not None:
+                slice_parts(builder, layer)
+
+
 def match_embedding(builder: Builder, node: fx.Node) -> Embedding | None:
     """Describe a table of vectors, whether module or function; None for others."""
     module = builder.modules[str(node.target)] if node.op == "call_module" else None
@@ -159,11 +180,12 @@ def _bind(node: fx.Node, names: str) -> dict[str, Any]:
 
 
 def _read_arguments(
-    builder: Builder, node: fx.Node, names: str
+    builder: Builder, node: fx.Node, names: str, root: fx.Node | None = None
 ) -> tuple[dict[str, Any], dict[str, str | None] | None]:
     """Return a layer's arguments and the names of its parameters; None if one is computed.
 
-    The attributes of a module have the names of the arguments of its function.
+    The attributes of a module have the names of the arguments of its function. A weight that is
+    computed from `root` has its name.
     """
     keys = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     if node.op == "call_module":
@@ -172,6 +194,8 @@ def _read_arguments(
         return arguments, {key: builder.tensor_name(path, key) for key in keys}
     arguments = _bind(node, names)
     params = {key: builder.param_name(arguments.get(key)) for key in keys}
+    if root is not None:
+        params["weight"] = builder.param_name(root)
     is_computed = [arguments.get(key) is not None and params[key] is None for key in keys]
     return arguments, None if any(is_computed) else params
 
@@ -189,6 +213,10 @@ def _lower_module(builder: Builder, node: fx.Node) -> bool:
         return shapes.lower_channelwise(builder, node, source)
     if isinstance(module, nn.Flatten | nn.Unflatten):
         return shapes.lower_reshape(builder, node, source)
+    if isinstance(module, RECURRENT) and builder.layout(source) is not None:
+        return lower_recurrent(builder, node, source, module, _measure_macs(builder, node))
+    if isinstance(module, nn.ChannelShuffle):
+        return shapes.lower_shuffle(builder, node, source, 1, module.groups)
     return type(module) in NORM_RULES and _lower_norm(builder, node, source, type(module))
 
 
@@ -225,14 +253,17 @@ def _lower_call(builder: Builder, node: fx.Node) -> bool:
 
 def _lower_unary(builder: Builder, node: fx.Node, source: fx.Node, name: str) -> bool:
     """Lower a function or method of one tensor."""
+    if name in FACTORIES:
+        slots = {other: builder.slot(other) for other in node.all_input_nodes}
+        return builder.replay(node, None, slots)
     if name == "size" or _is_channelwise(builder, node, source, name):
         return shapes.lower_channelwise(builder, node, source)
     if name in RESHAPES:
         return shapes.lower_reshape(builder, node, source)
     if name in {"expand", "expand_as"}:
         return shapes.lower_expand(builder, node, source)
-    if name in {"permute", "transpose", "swapaxes"}:
-        layout, order = builder.layout(source), _find_permutation(node, source, name)
+    if name in PERMUTATIONS:
+        layout, order = builder.layout(source), find_permutation(node, source)
         axis = None if layout is None else order.index(layout.axis)
         return shapes.lower_channelwise(builder, node, source, axis)
     if name in REDUCTIONS:
@@ -244,6 +275,14 @@ def _lower_unary(builder: Builder, node: fx.Node, source: fx.Node, name: str) ->
         return shapes.lower_reduce(builder, node, source, dims, keepdim)
     if name == "unbind":
         return shapes.lower_unbind(builder, node, source, _bind(node, "input dim").get("dim", 0))
+    if node.target is torch._weight_norm:
+        return arithmetic.lower_weight_norm(builder, node, **_bind(node, "weight size dim"))
+    if node.target is shuffle_channels:
+        options = _bind(node, "input axis groups")
+        return shapes.lower_shuffle(builder, node, source, options["axis"], options["groups"])
+    if name in {"channel_shuffle", "native_channel_shuffle"}:
+        groups = _bind(node, "input groups")["groups"]
+        return shapes.lower_shuffle(builder, node, source, 1, groups)
     if name in {"chunk", "split", "narrow"}:
         return shapes.lower_split(builder, node, source, *_find_bounds(node, source, name))
     return node.target in NORM_RULES and _lower_norm(builder, node, source, node.target)
@@ -251,6 +290,8 @@ def _lower_unary(builder: Builder, node: fx.Node, source: fx.Node, name: str) ->
 
 def _is_channelwise(builder: Builder, node: fx.Node, source: fx.Node, name: str) -> bool:
     layout, dims = builder.layout(source), source.meta["value"].dim()
+    if node.target is standardise or name == "stochastic_depth":
+        return True
     if name in {"softmax", "log_softmax"}:
         dim = _bind(node, "input dim").get("dim")
         return layout is not None and isinstance(dim, int) and dim % dims != layout.axis
@@ -277,19 +318,6 @@ def _lower_norm(builder: Builder, node: fx.Node, source: fx.Node, target: Any) -
     if params is None:
         return False
     return NORM_RULES[target](builder, node, Norm(source, params, {**defaults, **arguments}))
-
-
-def _find_permutation(node: fx.Node, source: fx.Node, name: str) -> list[int]:
-    dims = source.meta["value"].dim()
-    if name == "permute":
-        axes: Any = node.kwargs.get("dims") or node.args[1:]
-        axes = axes[0] if isinstance(axes[0], tuple | list) else axes
-        return [axis % dims for axis in axes]
-    pair: Any = node.args[1:3] or [node.kwargs["dim0"], node.kwargs["dim1"]]
-    first, second = (dim % dims for dim in pair)
-    order = list(range(dims))
-    order[first], order[second] = order[second], order[first]
-    return order
 
 
 def _find_bounds(node: fx.Node, source: fx.Node, name: str) -> tuple[int, list[tuple[int, int]]]:

@@ -6,8 +6,9 @@ from torch.nn.utils import parametrize
 
 from pliant.nn.compiler.builder import Builder
 from pliant.nn.compiler.dispatch import LAYER_FUNCTIONS, match_embedding, match_layer
-from pliant.nn.compiler.graphs import find_module
+from pliant.nn.compiler.graphs import find_module, name_layer
 from pliant.nn.compiler.refusals import has_hooks
+from pliant.nn.compiler.rules_recurrent import RECURRENT
 
 
 def explain_full_layers(builder: Builder, graph: fx.Graph) -> dict[str, str]:
@@ -18,8 +19,9 @@ def explain_full_layers(builder: Builder, graph: fx.Graph) -> dict[str, str]:
         if reason:
             reasons.setdefault(name, reason)
     used = tuple(f"{node.target}." for node in graph.find_nodes(op="call_module"))
+    sites = set(map(name_layer, builder.site_of_layer))
     for path, module in builder.modules.items():
-        is_site = builder.tensor_name(path, "weight") in builder.site_of_layer
+        is_site = path in sites or builder.tensor_name(path, "weight") in builder.site_of_layer
         is_layer = isinstance(module, _ConvNd | nn.Linear) and not path.startswith(used)
         if is_layer and not is_site:
             reasons.setdefault(path, "forward does not use it")
@@ -29,7 +31,7 @@ def explain_full_layers(builder: Builder, graph: fx.Graph) -> dict[str, str]:
 def _explain_node(builder: Builder, node: fx.Node) -> tuple[str, str]:
     layer = match_layer(builder, node)
     if layer is not None:
-        name = layer.weight.removesuffix(".weight")
+        name = name_layer(layer.weight)
         if layer.weight in builder.site_of_layer:
             return name, ""
         if layer.groups > 1 and builder.shape(layer.weight)[1] == 1:
@@ -40,7 +42,7 @@ def _explain_node(builder: Builder, node: fx.Node) -> tuple[str, str]:
     if (table := match_embedding(builder, node)) is not None:
         is_site = table.weight in builder.site_of_layer
         reason = builder.decisions.fixed.get(table.weight, "its entries are used in two ways")
-        return table.weight.removesuffix(".weight"), "" if is_site else reason
+        return name_layer(table.weight), "" if is_site else reason
     if node.op == "call_module":
         path = str(node.target)
         return path, _explain_module(builder.modules[path])
@@ -58,4 +60,6 @@ def _explain_module(module: nn.Module) -> str:
         return "its parameters are computed by torch.nn.utils.parametrize"
     if isinstance(module, _ConvTransposeNd):
         return "a transposed convolution with a given output size has no rule"
+    if isinstance(module, RECURRENT):
+        return "a recurrent layer keeps all hidden units"
     return f"{type(module).__name__} has no rule"

@@ -60,6 +60,15 @@ def find_module_ends(graph: fx.Graph) -> list[tuple[str, fx.Node]]:
     return [(path, node) for path, (_, node) in sorted(ends.items(), key=lambda item: item[1][0])]
 
 
+def name_layer(weight: str) -> str:
+    """Return the path of the layer that a weight, or what it is computed from, belongs to."""
+    suffixes = (".parametrizations.weight.original1", ".parametrizations.weight.original")
+    for suffix in (*suffixes, ".weight_v", ".weight_orig", ".weight"):
+        if weight.endswith(suffix):
+            return weight.removesuffix(suffix)
+    return weight
+
+
 def find_canonical_names(net: nn.Module) -> dict[str, str]:
     """Map each name of a parameter or buffer to its first one (tied tensors have several)."""
     first_names, names = dict[int, str](), dict[str, str]()

@@ -1,4 +1,4 @@
-"""Replace operations in place, and views, by what is safe in a compact pass."""
+"""Find operations that may work in place, and replace those that a compact pass cannot run."""
 
 import operator
 import sys
@@ -58,6 +58,26 @@ def _is_overwritable(source: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if isinstance(producer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return max(producer.kernel_size) > 1
     return isinstance(producer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+
+
+def is_delayed_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Return whether a node is a ReLU that only a max pooling reads.
+
+    It is applied after the pooling: the same numbers and gradients, from fewer activations.
+    """
+    if len(node.users) != 1 or _find_kind(node, modules) not in (nn.ReLU, torch.relu, F.relu):
+        return False
+    reader = next(iter(node.users))
+    return (
+        _find_kind(reader, modules) in (nn.MaxPool2d, F.max_pool2d)
+        and isinstance(reader.meta["value"], Tensor)  # not with its indices too
+        and node.meta.get("is_no_grad") == reader.meta.get("is_no_grad")
+    )
+
+
+def _find_kind(node: fx.Node, modules: dict[str, nn.Module]) -> Any:
+    """Return the class of the module, or the function, that a node calls."""
+    return type(modules[str(node.target)]) if node.op == "call_module" else node.target
 
 
 def is_view(node: fx.Node) -> bool:

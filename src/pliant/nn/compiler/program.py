@@ -292,3 +292,15 @@ def collect_slots(structure: Any) -> list[int]:
 
     map_slots(structure, collect)
     return slots
+
+
+def scatter_channels(x: Tensor, axis: int, size: int, positions: Tensor) -> Tensor:
+    """Scatter channels into `size` zeros."""
+    shape = list(x.shape)
+    shape[axis] = size
+    return x.new_zeros(shape).index_copy(axis, positions, x)
+
+
+def broadcast_shape(axis: int, dims: int) -> Shape:
+    """Return the shape that broadcasts a vector along one axis."""
+    return tuple(-1 if dim == axis else 1 for dim in range(dims))

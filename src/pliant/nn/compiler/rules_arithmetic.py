@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, fx
 
 from pliant.nn.compiler import channels
-from pliant.nn.compiler.builder import Builder, Slots, broadcast_shape, scatter_channels
+from pliant.nn.compiler.builder import Builder, Slots
 from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans
-from pliant.nn.compiler.program import BoundProgram, Env
+from pliant.nn.compiler.program import BoundProgram, Env, broadcast_shape, scatter_channels
 from pliant.nn.compiler.rules_shapes import lower_channelwise, select_kept, slice_dense
 from pliant.nn.compiler.shared_masks import SpanPairs, couple_parts, couple_sites
 
@@ -73,7 +73,8 @@ def _lower_with_dense(builder: Builder, node: fx.Node, sparse: fx.Node, dense: f
     if axis < 0 or shape[axis] == 1:
         return lower_channelwise(builder, node, sparse)
     slots = {sparse: builder.slot(sparse), dense: slice_dense(builder, dense, axis, layout.spans)}
-    return builder.replay(node, layout, slots, builder.param_name(dense))
+    name = builder.param_name(dense) or builder.param_view(dense)
+    return builder.replay(node, layout, slots, name)
 
 
 def _join_sum(
@@ -130,6 +131,16 @@ def _join_product(
         assert layout is not None
         slots[side] = select_kept(builder, side, layout.axis, result, spans)
     return ChannelLayout(axis, result), slots
+
+
+def lower_weight_norm(
+    builder: Builder, node: fx.Node, weight: fx.Node, size: fx.Node, dim: int = 0
+) -> bool:
+    """Lower `size * weight / norm(weight)`, where each entry along `dim` has its own norm."""
+    layout = builder.layout(weight)
+    if layout != builder.layout(size) or (layout is not None and layout.axis != dim):
+        return False
+    return lower_channelwise(builder, node, weight)
 
 
 _BINARY_FUNCTIONS = {

@@ -11,7 +11,8 @@ from torch import Tensor, fx
 from pliant.nn.compiler import channels
 from pliant.nn.compiler.builder import Builder
 from pliant.nn.compiler.channels import ChannelLayout, ChannelSpan, ChannelSpans
-from pliant.nn.compiler.program import BoundProgram, ChannelIndex, Env
+from pliant.nn.compiler.program import BoundProgram, ChannelIndex, Env, broadcast_shape
+from pliant.nn.compiler.reordering import reorder
 from pliant.nn.compiler.shared_masks import (
     couple_copies,
     find_copy,
@@ -38,11 +39,15 @@ def lower_channelwise(
 
 def slice_dense(builder: Builder, node: fx.Node, axis: int, spans: ChannelSpans) -> int:
     """Return the slot of these channels of a value or parameter that has all of them."""
-    name = builder.param_name(node)
-    if name is None or builder.is_unsliced(name):
+    name, vector = builder.param_name(node), builder.param_view(node)
+    if not builder.is_unsliced(name, vector) and name is not None:
+        builder.record_slicing(name, *[None] * axis, spans)
+        return builder.load_param(name)
+    if vector is None or builder.is_unsliced(vector):
         return select_kept(builder, node, axis, spans)
-    builder.record_slicing(name, *[None] * axis, spans)
-    return builder.load_param(name)
+    builder.record_slicing(vector, spans)
+    shape = broadcast_shape(axis, node.meta["value"].dim())
+    return builder.add_instruction(node.name, lambda _, bound: bound.params[vector].view(shape), ())
 
 
 def select_kept(
@@ -170,6 +175,29 @@ def _find_part(spans: ChannelSpans, sizes: Sequence[int], position: int) -> Chan
     if part is None or any(span.repeat % inner for span in part):
         return None
     return tuple(replace(span, repeat=span.repeat // inner) for span in part)
+
+
+def lower_shuffle(builder: Builder, node: fx.Node, source: fx.Node, axis: int, groups: int) -> bool:
+    """Lower a channel shuffle: every channel keeps its own mask."""
+    layout = builder.layout(source)
+    if layout is None or layout.axis != axis:
+        return lower_channelwise(builder, node, source)
+    spans, size = layout.spans, channels.width(layout.spans)
+    order = np.arange(size).reshape(groups, -1).T.ravel()
+    shuffled = channels.permute(spans, order.tolist())
+    slot = builder.slot(source)
+
+    def find_order(index: ChannelIndex) -> tuple[Tensor, Tensor]:
+        present = np.searchsorted(index.positions(spans), order[index.positions(shuffled)])
+        return index.to_index_tensor(present), index.to_index_tensor(np.argsort(present))
+
+    query = builder.add_query(find_order)
+    return builder.emit(
+        node,
+        lambda env, bound: reorder(env[slot], axis, *bound.results[query]),
+        [slot],
+        ChannelLayout(axis, shuffled),
+    )
 
 
 def lower_expand(builder: Builder, node: fx.Node, source: fx.Node) -> bool:

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from pliant.nn.compiler import refusals
 from pliant.nn.compiler.fast_meta import FastMetaMode
 from pliant.nn.compiler.graphs import check_same_graph
+from pliant.nn.compiler.idioms import merge_idioms
 from pliant.nn.compiler.in_place import functionalize
 from pliant.nn.compiler.interception import InterceptRandomness, intercept_functions
 from pliant.nn.compiler.preserve import (
@@ -37,6 +38,7 @@ from pliant.nn.compiler.preserve import (
 )
 from pliant.nn.compiler.proxies import ShapedProxy
 from pliant.nn.compiler.refusals import NotTraceable
+from pliant.nn.compiler.weight_hooks import is_traced_into
 from pliant.nn.compiler.written_out import can_write_out, remove_unread, write_out_attention
 
 BATCH = 7919
@@ -159,7 +161,9 @@ class ShapedTracer(fx.Tracer):
         return result
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return m is not self._open_module and super().is_leaf_module(m, module_qualified_name)
+        if m is self._open_module or is_traced_into(m):
+            return False
+        return super().is_leaf_module(m, module_qualified_name)
 
     def _explain_failure(self, module: nn.Module, args: Any) -> None:
         if self.failed_path:
@@ -276,7 +280,9 @@ def trace(net: nn.Module, example: Tensor | tuple[Tensor, ...], *, twice: bool =
             seed_generators(1)
             check_same_graph(net, graph, _trace_once(net, inputs))
     remove_unread(graph)
-    return functionalize(graph, dict(net.named_modules()))
+    functionalize(graph, dict(net.named_modules()))
+    merge_idioms(graph)
+    return graph
 
 
 def _trace_once(
