@@ -30,6 +30,27 @@ def test_inspect_shows_sites_and_costs(capsys: pytest.CaptureFixture[str]) -> No
     assert "no value had to be made dense" in output
 
 
+@pytest.mark.parametrize("name", ["text_transformer", "signal_cnn"])
+def test_inspect_takes_networks_of_sequences(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", name, "--json"]) == 0
+    description = json.loads(capsys.readouterr().out)
+    assert description["macs"]["0.5"] < 0.4 * description["macs"]["0.0"]
+    assert not description["dense"]
+
+
+def test_inspect_takes_a_users_network_of_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.py").write_text(
+        "from torch import nn\n\ndef build():\n"
+        "    return nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 2))\n"
+    )
+    path = f"{tmp_path}/text.py:build"
+    assert main(["inspect", path, "--shape", "5", "--tokens", "--json"]) == 0
+    [site] = json.loads(capsys.readouterr().out)["sites"]
+    assert (site["layers"], site["filters"], site["feeds"]) == (["0"], 4, ["2"])
+
+
 def test_inspect_takes_a_users_network(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

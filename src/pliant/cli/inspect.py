@@ -18,6 +18,7 @@ def inspect(
     apart: bool = False,
     hidden: bool = False,
     cuts: bool = False,
+    tokens: bool = False,
     json: bool = False,
 ) -> None:
     """Show a network's sites, its MACs at three rates, and which layers stay full or dense.
@@ -28,12 +29,16 @@ def inspect(
 
     Example: pliant inspect lenet --cuts
 
+    Example: pliant inspect mytext.py:build --shape 64 --tokens
+
     Args:
         model: A bundled network, or `file.py:function` or `module:function` that returns your own.
-        shape: Shape of one input without the batch, like 3,32,32; bundled networks have a default.
+        shape: Shape of one input without the batch, like 3,32,32 (an image), 3,128 (a signal) or 64
+            (tokens); bundled networks have a default.
         apart: Make layers whose outputs are added separate sites instead of one.
         hidden: Also make hidden linear layers sites.
         cuts: Show where the network can be split between device and server, and what is sent.
+        tokens: The inputs are integers, for your own network of token sequences.
         json: Print one JSON object instead of a table.
     """
     import torch
@@ -42,16 +47,19 @@ def inspect(
     from pliant.cli.progress import print_json, print_line
     from pliant.nn.compiler.refusals import NotTraceable
     from pliant.nn.elastic import elastic
+    from pliant.nn.models import TOKEN_MODELS
 
     net, default_shape = load_network(model)
     sizes = parse_shape(shape) if shape else default_shape
     if sizes is None:
         raise ValueError(f"Expected --shape for {model}, like --shape 3,32,32")
+    is_text = tokens or model in TOKEN_MODELS
+    example = torch.zeros(1, *sizes, dtype=torch.long if is_text else torch.float32)
     if cuts:
-        _show_cut_points(net, torch.zeros(1, *sizes), is_json=json)
+        _show_cut_points(net, example, is_json=json)
         return
     try:
-        elastic_net = elastic(net, torch.zeros(1, *sizes), coupled=not apart, hidden=hidden)
+        elastic_net = elastic(net, example, coupled=not apart, hidden=hidden)
     except NotTraceable as error:
         raise NetworkRefused(str(error)) from error
     if json:
@@ -87,14 +95,15 @@ def load_network(model: str) -> "tuple[nn.Module, tuple[int, ...] | None]":
     from torch import nn
 
     from pliant.experiment.user_code import is_user_function, load_function, make_absolute
-    from pliant.nn.models import INPUT_SHAPES, MODELS
+    from pliant.nn.models import INPUT_SHAPES, MODELS, SEQUENCE_MODELS, SEQUENCE_SHAPES
     from pliant.suggestions import did_you_mean
 
-    if model in MODELS:
-        return MODELS[model](), INPUT_SHAPES[model]
+    bundled = {**MODELS, **SEQUENCE_MODELS}
+    if model in bundled:
+        return bundled[model](), {**INPUT_SHAPES, **SEQUENCE_SHAPES}[model]
     if not is_user_function(model):
         raise ValueError(
-            f"unknown network {model!r}, and not file.py:function{did_you_mean(model, MODELS)}"
+            f"unknown network {model!r}, and not file.py:function{did_you_mean(model, bundled)}"
         )
     net = load_function(make_absolute(model, Path()))()
     if not isinstance(net, nn.Module):

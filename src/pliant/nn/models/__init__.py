@@ -42,3 +42,6 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
 INPUT_SHAPES: Mapping[str, tuple[int, int, int]] = {
     name: (1, 28, 28) if name.startswith(("digits", "femnist")) else (3, 32, 32) for name in MODELS
 }
+# of one sample that each network of sequences takes by default
+SEQUENCE_SHAPES: Mapping[str, tuple[int, ...]] = {"text_transformer": (64,), "signal_cnn": (3, 128)}
+TOKEN_MODELS = frozenset({"text_transformer"})
