@@ -28,6 +28,11 @@ def get_params(net: nn.Module) -> Params:
     return {name: tensor.detach().clone() for name, tensor in named if name in saved}
 
 
+def find_device(net: nn.Module) -> torch.device:
+    """Return where a network's first parameter is; the CPU if it has none."""
+    return next((tensor.device for tensor in net.parameters()), torch.device("cpu"))
+
+
 def clone(params: Mapping[str, Tensor]) -> Params:
     return {name: tensor.clone() for name, tensor in params.items()}
 

@@ -12,7 +12,7 @@ from pliant.engine.worker_context import WorkerContext
 from pliant.methods.base import Step, SubnetSteps, Task, TaskKey, Update, count_steps
 from pliant.methods.error_feedback import simulate_compression
 from pliant.nn.subnet import Subnet
-from pliant.params import Params
+from pliant.params import Params, find_device
 
 EXTRA_PREFIX = "extra/"  # of tensors sent along with the network
 
@@ -102,11 +102,11 @@ def iter_steps(
         drop_short=local.drop_short,
         augment=local.augment,
     )
-    number = 0
+    number, torch_device = 0, find_device(context.net.module)
     while (choice := choose(number)) is not None:
         row, macs = choice
         scale = context.scale_inputs(row)
-        x, y = scale.apply(*next(batches))
+        x, y = (part.to(torch_device) for part in scale.apply(*next(batches)))
         yield Step(x, y, context.select_subnet(row, key, number), macs, scale, row)
         number += 1
 

@@ -73,7 +73,7 @@ class ManifestBuilder:
             return self._full_specs
         shapes = self._context.net.compute_shapes(subnet)
         return {
-            name: TensorSpec(shapes.get(name, spec.shape), spec.dtype)
+            name: spec._replace(shape=shapes.get(name, spec.shape))
             for name, spec in self._full_specs.items()
         }
 

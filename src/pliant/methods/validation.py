@@ -44,10 +44,11 @@ class ValidationPolicy(Value, frozen=True):
 
 
 class TensorSpec(NamedTuple):
-    """The expected shape and type of a tensor."""
+    """The expected shape, type and device of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    device: torch.device
 
 
 TensorSpecs = Mapping[str, TensorSpec]
@@ -85,7 +86,10 @@ class UpdateManifest:
 
 def make_specs(params: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
     """Return the specs of these tensors."""
-    return {name: TensorSpec(tuple(tensor.shape), tensor.dtype) for name, tensor in params.items()}
+    return {
+        name: TensorSpec(tuple(tensor.shape), tensor.dtype, tensor.device)
+        for name, tensor in params.items()
+    }
 
 
 def select_variances(params: Mapping[str, Tensor]) -> Params:
@@ -276,15 +280,15 @@ def _find_tensor_problem(tensor: object, spec: TensorSpec) -> str | None:
         return f"of shape {spec.shape}, got {tuple(tensor.shape)}"
     if tensor.dtype != spec.dtype:
         return f"of {spec.dtype}, got {tensor.dtype}"
-    problem = _find_memory_problem(tensor)
+    problem = _find_memory_problem(tensor, spec.device)
     return problem and f"as a plain dense tensor in memory, got one {problem}"
 
 
-def _find_memory_problem(tensor: Tensor) -> str | None:
-    """Return why a tensor is not a dense array in memory, or None."""
+def _find_memory_problem(tensor: Tensor, device: torch.device) -> str | None:
+    """Return why a tensor is not a dense array in the memory of a device, or None."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return "that is sparse"
-    if not tensor.is_cpu:
+    if tensor.device != device:
         return f"on {tensor.device.type}"
     if tensor.requires_grad:
         return "that requires a gradient"

@@ -38,7 +38,7 @@ from pliant.nn.cost import ExpectedCounts, SubnetCounts
 from pliant.nn.self_check import check_elastic
 from pliant.nn.sites import compute_fingerprint, describe_sites, format_sizes, format_summary
 from pliant.nn.subnet import FilterOrders, Sampling, Subnet
-from pliant.params import Params
+from pliant.params import Params, find_device
 from pliant.value import Value
 
 Rates = float | Sequence[float] | NDArray[np.float64]
@@ -367,7 +367,7 @@ def elastic(
     >>> round(net.macs(0.5) / net.macs(0.0), 2)
     0.33
     """
-    inputs = check_example(example)
+    inputs = tuple(tensor.to(find_device(net)) for tensor in check_example(example))
     with TRACE_LOCK, preserve(net):
         switch_to_training(net)
         key = make_check_key(net, inputs, coupled=coupled, hidden=hidden) if check else None

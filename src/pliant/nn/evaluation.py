@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pliant.params import Params
+from pliant.params import Params, find_device
 
 
 class EvaluationTotals(NamedTuple):
@@ -32,15 +32,17 @@ def evaluate_batches(
     Of a network that returns a tuple, the first element counts.
     """
     correct, total = (torch.zeros(classes, dtype=torch.int64) for _ in range(2))
+    device = find_device(net)
     loss, modes = 0.0, {module: module.training for module in net.modules()}
     net.eval()
     try:
         with torch.no_grad():
             for x, labels in batches:
+                x = x.to(device)
                 if x.dim() == 4:
                     x = x.contiguous(memory_format=torch.channels_last)
                 output: Any = functional_call(net, params, (x,))
-                logits = output[0] if isinstance(output, tuple) else output
+                logits = (output[0] if isinstance(output, tuple) else output).to(labels.device)
                 loss += float(F.cross_entropy(logits, labels, reduction="sum"))
                 correct += torch.bincount(labels[logits.argmax(1) == labels], minlength=classes)
                 total += torch.bincount(labels, minlength=classes)

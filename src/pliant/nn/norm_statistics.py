@@ -15,7 +15,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pliant.params import Params, clone
+from pliant.params import Params, clone, find_device
 from pliant.value import Value
 
 AtLeastTwo = Annotated[int, Meta(ge=2)]
@@ -70,7 +70,7 @@ def prepare_norm_statistics(
             seen += len(inputs)
             for norm in norms.values():
                 norm.momentum = len(inputs) / seen  # a mean over all samples
-            net_copy(inputs)
+            net_copy(inputs.to(find_device(net)))
     statistics = net_copy.state_dict()
     for path in norms:
         for name in ("running_mean", "running_var"):

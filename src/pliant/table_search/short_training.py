@@ -25,7 +25,7 @@ from pliant.nn.norm_statistics import NormStatistics, ReestimatedStats, prepare_
 from pliant.nn.optimisers import Optimiser, Sgd
 from pliant.nn.subnet import Sampling
 from pliant.nn.trainer import SubnetTrainer
-from pliant.params import Params, get_params
+from pliant.params import Params, find_device, get_params
 from pliant.rng import rng_stream
 from pliant.table_search.distortion import Distortion, distort_images
 from pliant.value import Count, Fraction, Value
@@ -165,8 +165,9 @@ def _train_steps(
     steps: int,
     trial: Trial,
 ) -> None:
-    settings = context.settings
-    for step, (x, y) in enumerate(batches):
+    settings, device = context.settings, find_device(context.net.module)
+    for step, batch in enumerate(batches):
+        x, y = (part.to(device) for part in batch)
         if trial.rates:
             rng = rng_stream(trial.seed, "dropout", step)
             trainer.switch(context.net.draw(trial.rates, rng, settings.choice), x.shape[2:])
