@@ -61,8 +61,9 @@ def make_search_space(
 ) -> SearchSpace:
     """Make the space of a network; full images and whole mini-batches always belong to it."""
     size = net.program.input_shapes[0][1:]
-    if max(sides, default=0) > max(size):
-        raise ValueError(f"Expected search.sides of at most {max(size)} pixels, got {max(sides)}")
+    largest = max(size, default=0)  # token sequences have no size
+    if max(sides, default=0) > largest:
+        raise ValueError(f"Expected search.sides of at most {largest} pixels, got {max(sides)}")
     smaller = [side for side in sorted(set(sides), reverse=True) if net.at(side, side) is not net]
     shares = sorted({1.0, *batch_shares}, reverse=True)
     return SearchSpace(len(net.sites), highest_rate, (None, *smaller), tuple(shares))
