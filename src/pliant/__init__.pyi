@@ -48,6 +48,7 @@ from pliant.methods import AsoFed as AsoFed
 from pliant.methods import CoCoFl as CoCoFl
 from pliant.methods import Coherent as Coherent
 from pliant.methods import ConstantStaleness as ConstantStaleness
+from pliant.methods import Cronus as Cronus
 from pliant.methods import Distreal as Distreal
 from pliant.methods import Ditto as Ditto
 from pliant.methods import ElasticBatch as ElasticBatch
@@ -57,6 +58,7 @@ from pliant.methods import FedAvg as FedAvg
 from pliant.methods import FedBuff as FedBuff
 from pliant.methods import FedDf as FedDf
 from pliant.methods import FedDropout as FedDropout
+from pliant.methods import FedMd as FedMd
 from pliant.methods import FedNova as FedNova
 from pliant.methods import FedPer as FedPer
 from pliant.methods import FedProx as FedProx

@@ -6,6 +6,7 @@ from pliant.devices.budget import CostRows as CostRows
 from pliant.devices.budget import DeviceStatus as DeviceStatus
 from pliant.devices.budget import FixedChoice as FixedChoice
 from pliant.devices.budget import PerBatch as PerBatch
+from pliant.devices.budget import PerDevice as PerDevice
 from pliant.devices.budget import PerRound as PerRound
 from pliant.devices.budget import RowChoice as RowChoice
 from pliant.devices.fleet import DeviceClass as DeviceClass

@@ -197,6 +197,24 @@ class PerRound:
             row = np.minimum(smaller, row)
 
 
+@dataclass(frozen=True)
+class PerDevice:
+    """Give every device a row for good, in turn by their numbers.
+
+    >>> from pliant.devices import CostRows, PerDevice
+    >>> PerDevice(CostRows((0.25, 1.0))).is_per_round
+    True
+    """
+
+    rows: CostRows
+    is_per_round: ClassVar[bool] = True
+
+    def choose(self, status: DeviceStatus) -> RowChoice:
+        row = status.devices % len(self.rows.shares)
+        row = self.rows.find_fitting_rows(row, status.fits)
+        return RowChoice(row, self.rows.share_array[row] * status.full_macs)
+
+
 FULL_NETWORK = PerRound(CostRows((1.0,)))  # the full network, whatever the speed
 
 

@@ -18,6 +18,7 @@ from pliant.methods.verbs import (
     Method,
     RunsAsynchronously,
     ScalesInputs,
+    SharesPredictions,
     get_inner_method,
 )
 from pliant.nn.elastic import ElasticOptions
@@ -43,9 +44,26 @@ def check_trainable(
             f"Expected proxy images for {type(method).__name__} to train on, got none; set "
             "`data.proxy`, or `server.proxy` if devices bring their own data"
         )
+    if isinstance(method, SharesPredictions):
+        _check_predictions(method, data)
     _check_lone_samples(net, data, method.local)
     if isinstance(evaluation.statistics, ReestimatedStats) and find_norms(net):
         check_proxy_size(len(data.proxy))
+
+
+def _check_predictions(method: SharesPredictions, data: FederatedData) -> None:
+    """Raise if devices cannot predict on proxy images, or have no tests for their own networks."""
+    name, images = type(method).__name__, len(data.proxy)
+    if images < method.proxy_images:
+        raise ValueError(
+            f"Expected at least {method.proxy_images} proxy images for {name}, as "
+            f"`method.proxy_images` says, got {images or 'none'}; set `data.proxy`"
+        )
+    if not data.test_shares:
+        raise ValueError(
+            f"Expected tests of their own for the devices of {name}, each of which has its own "
+            "network, got none; set `data.device_tests`"
+        )
 
 
 def check_asynchronous(method: Method, settings: RunSettings, fleet: Fleet) -> None:

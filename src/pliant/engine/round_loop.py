@@ -26,7 +26,7 @@ from pliant.engine.worker_context import WorkerContext
 from pliant.methods.aggregation import CoverageState, build_trained_subnet
 from pliant.methods.base import Update
 from pliant.methods.validation import ValidationPolicy
-from pliant.methods.verbs import DependsOnFleet, Personalises
+from pliant.methods.verbs import DependsOnFleet, Personalises, SharesPredictions
 from pliant.nn.growth import silence_filters
 from pliant.params import Params, digest
 from pliant.rng import rng_stream
@@ -120,12 +120,17 @@ class Run:
         return seconds >= (1 - TIME_TOLERANCE) * self.settings.seconds
 
     @property
+    def sent_params(self) -> Params:
+        """Return the network that devices are sent; empty if they have networks of their own."""
+        is_shared = not isinstance(self.context.method, SharesPredictions)
+        return self.state.server_state.params if is_shared else {}
+
+    @property
     def shared_params(self) -> Params:
         """Return what every device is sent: the network and, prefixed, the method's broadcast."""
-        server_state = self.state.server_state
-        broadcast = self.context.broadcast(server_state)
+        broadcast = self.context.broadcast(self.state.server_state)
         extra = {f"{EXTRA_PREFIX}{name}": tensor for name, tensor in broadcast.items()}
-        return {**server_state.params, **extra}
+        return {**self.sent_params, **extra}
 
 
 @dataclass(frozen=True)
@@ -247,6 +252,10 @@ def _add_scores(
         return msgspec.structs.replace(record, score=score, trained_score=trained_score)
     local_params = _list_personal_params(run, old_params, updates)
     personal = evaluate_per_device(net.module, params, local_params, data, how)
+    if isinstance(run.context.method, SharesPredictions):  # no other network is trained
+        scores = zip(personal.per_device, personal.after_training, strict=True)
+        own = tuple(first if trained is None else trained for first, trained in scores)
+        personal = msgspec.structs.replace(personal, per_device=own)
     return msgspec.structs.replace(record, personal=personal)
 
 

@@ -23,6 +23,7 @@ from pliant.engine.task_control import count_task_control
 from pliant.engine.timetable import Timetable, build_timetable, compute_start_status
 from pliant.methods.base import TaskKey, TaskKeys, Update
 from pliant.methods.error_feedback import count_update_bytes
+from pliant.methods.verbs import SharesPredictions
 from pliant.params import nbytes
 from pliant.workers.pool import Pool
 
@@ -95,13 +96,13 @@ def schedule_round(run: Run, devices: IntArray, dispatch: Dispatch | None = None
     number, start = dispatch.number, dispatch.start
     sizes = context.compute_batch_sizes(devices, start)
     full_macs = sizes * context.full_macs
-    server_state = run.state.server_state
+    server_state, params = run.state.server_state, run.sent_params
     keys = TaskKeys(settings.seed, number, devices)
     down = nbytes(context.broadcast(server_state))
     up = context.extra_upload_bytes
-    down_bytes = np.full(len(devices), float(nbytes(server_state.params) + down))
+    down_bytes = np.full(len(devices), float(nbytes(params) + down))
     is_plain = isinstance(settings.compression, Uncompressed)
-    update_bytes = count_update_bytes(context.net, server_state.params, settings.compression)
+    update_bytes = count_update_bytes(context.net, params, settings.compression)
     up_bytes = np.full(len(devices), float(update_bytes + up))
     fits = context.find_fitting_rows(run.fleet.get_costs(devices, seed=settings.seed), devices)
     passes = context.open_passes
@@ -109,7 +110,7 @@ def schedule_round(run: Run, devices: IntArray, dispatch: Dispatch | None = None
     policy = context.limit_budget(dispatch.last_row)
 
     def make_packed_tasks(rows: IntArray) -> RoundTasks:
-        sent = context.count_sent_bytes(server_state.params, rows, keys)
+        sent = context.count_sent_bytes(params, rows, keys)
         returned = sent if is_plain else _count_update_bytes(run, rows, keys)
         return RoundTasks(devices, full_macs, sent + down, returned + up, fits)
 
@@ -121,6 +122,9 @@ def schedule_round(run: Run, devices: IntArray, dispatch: Dispatch | None = None
         choice = policy.choose(status)
         tasks = make_packed_tasks(choice.row)
         policy = FixedChoice(status, choice)
+    rules = dispatch.rules
+    if isinstance(context.method, SharesPredictions):  # beyond what is expected of its steps
+        rules = msgspec.structs.replace(rules, cost="realised")
     # then every step costs what it is planned to
     is_full = policy is FULL_NETWORK and context.trains_full_network
     order = np.argsort(devices)
@@ -128,13 +132,14 @@ def schedule_round(run: Run, devices: IntArray, dispatch: Dispatch | None = None
     def compute_step_cost(active_devices: IntArray, step: int, choice: RowChoice) -> FloatArray:
         active_keys = TaskKeys(keys.seed, keys.round, active_devices)
         index = order[np.searchsorted(devices, active_devices, sorter=order)]
-        return context.count_batch_macs(choice.row, sizes[index, step], active_keys, step)
+        macs = context.count_batch_macs(choice.row, sizes[index, step], active_keys, step)
+        return macs + _count_proxy_macs(run, choice.row) if step == 0 else macs
 
     return build_timetable(
         run.fleet,
         policy,
         tasks,
-        dispatch.rules,
+        rules,
         seed=settings.seed,
         round=number,
         start=start,
@@ -144,9 +149,17 @@ def schedule_round(run: Run, devices: IntArray, dispatch: Dispatch | None = None
     )
 
 
+def _count_proxy_macs(run: Run, rows: IntArray) -> FloatArray | float:
+    """Return what each task spends on proxy images."""
+    context, state = run.context, run.state.server_state
+    if not isinstance(context.method, SharesPredictions):
+        return 0.0
+    return np.array([context.method.proxy_macs(context.net, state, row) for row in rows.tolist()])
+
+
 def _count_update_bytes(run: Run, rows: IntArray, keys: TaskKeys) -> FloatArray:
     """Return the bytes of each device's encoded delta: of the network or of a packed subnet."""
-    context, params = run.context, run.state.server_state.params
+    context, params = run.context, run.sent_params
     counts = []
     for device, row in zip(keys.devices.tolist(), rows.tolist(), strict=True):
         subnet = context.subnet_to_send(row, TaskKey(keys.seed, keys.round, device))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ from pliant.methods.verbs import (
     SelectsFilters,
     SelectsSubnets,
     SendsSubnets,
+    SharesPredictions,
     Trains,
 )
 from pliant.nn.elastic import Elastic, ElasticOptions, elastic
@@ -216,8 +217,12 @@ class WorkerContext:
         return self.method if isinstance(self.method, SendsSubnets) else None
 
     @cached_property
-    def _trainer(self) -> Trains | None:
-        return self.method if isinstance(self.method, Trains) else None
+    def _train(self) -> Callable[[Elastic, Task, Iterable[Step]], Update]:
+        if isinstance(self.method, SharesPredictions):
+            return partial(self.method.train_with_proxy, images=self.data.proxy)
+        if isinstance(self.method, Trains):
+            return self.method.train
+        return partial(train_locally, optimiser=self.method.local.optimiser)
 
     @cached_property
     def _has_device_state(self) -> bool:
@@ -328,9 +333,7 @@ class WorkerContext:
         """Train on a device."""
         if task.device_state is None and self._has_device_state:
             task = replace(task, device_state=init_device_state(self.method, task.params))
-        if self._trainer is not None:
-            return self._trainer.train(self.net, task, steps)
-        return train_locally(self.net, task, steps, self.method.local.optimiser)
+        return self._train(self.net, task, steps)
 
     @cached_property
     def _merger(self) -> Any:  # a `Merges`, which takes a stream only if `merges_stream`

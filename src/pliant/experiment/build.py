@@ -27,7 +27,7 @@ from pliant.engine.worker_context import WorkerContext, build_context
 from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, SearchRun
 from pliant.experiment.user_code import is_user_function, load_function
 from pliant.methods.state import init_states
-from pliant.methods.verbs import Method, get_inner_method
+from pliant.methods.verbs import Method, SharesPredictions, get_inner_method
 from pliant.nn.models import MODELS, SEQUENCE_MODELS
 from pliant.nn.norm_statistics import RunningStats
 from pliant.params import get_params
@@ -99,6 +99,11 @@ def check_deployable(experiment: Experiment) -> None:
             raise ValueError(
                 f"Expected no `{name}` for a run on real devices: it counts virtual seconds"
             )
+    if isinstance(experiment.federated_method, SharesPredictions):
+        raise ValueError(
+            f"Expected a method for real devices, got {type(experiment.federated_method).__name__}"
+            ": it needs proxy images on every device, which only simulated ones have"
+        )
 
 
 def check_simulated(experiment: Experiment) -> None:

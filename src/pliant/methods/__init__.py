@@ -5,6 +5,7 @@ from pliant.methods.base import LocalTraining as LocalTraining
 from pliant.methods.base import LrSchedule as LrSchedule
 from pliant.methods.cocofl import CoCoFl as CoCoFl
 from pliant.methods.coherent import Coherent as Coherent
+from pliant.methods.cronus import Cronus as Cronus
 from pliant.methods.distreal import Distreal as Distreal
 from pliant.methods.ditto import Ditto as Ditto
 from pliant.methods.elastic_batch import ElasticBatch as ElasticBatch
@@ -15,6 +16,7 @@ from pliant.methods.fedbuff import FedBuff as FedBuff
 from pliant.methods.fedbuff import RoundMethod as RoundMethod
 from pliant.methods.feddf import FedDf as FedDf
 from pliant.methods.feddropout import FedDropout as FedDropout
+from pliant.methods.fedmd import FedMd as FedMd
 from pliant.methods.fednova import FedNova as FedNova
 from pliant.methods.fedper import FedPer as FedPer
 from pliant.methods.fedprox import FedProx as FedProx
@@ -36,4 +38,4 @@ from pliant.methods.staleness import HingeStaleness as HingeStaleness
 from pliant.methods.staleness import PolynomialStaleness as PolynomialStaleness
 from pliant.methods.verbs import Method as Method
 
-AnyMethod = RoundMethod | FedDf | FedAsync | FedBuff | AsoFed
+AnyMethod = RoundMethod | FedDf | FedMd | Cronus | FedAsync | FedBuff | AsoFed

@@ -18,6 +18,7 @@ from pliant.nn.subnet import FilterOrders, Subnet
 from pliant.rng import rng_stream
 
 Width = Annotated[float, Meta(gt=0.0, le=1.0)]  # share of a site's filters
+Widths = Annotated[tuple[Width, ...], Meta(min_length=1)]
 SiteRates = tuple[float, ...]
 FINE_ROWS = 128  # rows of a table that approximates a continuous choice
 

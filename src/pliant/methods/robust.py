@@ -2,7 +2,8 @@
 
 Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018
 (coordinate median, trimmed mean). Blanchard et al., "Machine learning with adversaries: Byzantine
-tolerant gradient descent", NeurIPS 2017 (Krum, multi-Krum).
+tolerant gradient descent", NeurIPS 2017 (Krum, multi-Krum). Diakonikolas et al., "Being robust (in
+high dimensions) can be practical", ICML 2017 (spectral filter, of soft labels).
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,10 @@ Minority = Annotated[float, Meta(ge=0.0, lt=0.5)]
 class Mean(Value, frozen=True, tag="mean"):
     """Take the mean delta with the method's weights; a single malicious device can ruin it."""
 
+    def merge_labels(self, labels: Tensor) -> Tensor:
+        """Return the mean over devices of soft labels, (device, image, class)."""
+        return labels.mean(dim=0)
+
 
 class Median(Value, frozen=True, tag="median"):
     """Take the unweighted median of each coordinate over the devices that hold it.
@@ -34,6 +39,10 @@ class Median(Value, frozen=True, tag="median"):
     def merge_deltas(self, net: Elastic, params: Params, updates: Sequence[Update]) -> Params:
         """Return the merged delta of the full network."""
         return _merge_coordinates(net, params, updates, 0.5)
+
+    def merge_labels(self, labels: Tensor) -> Tensor:
+        """Return soft labels merged number by number."""
+        return compute_trimmed_mean(labels, torch.ones_like(labels, dtype=torch.bool), 0.5)
 
 
 class TrimmedMean(Value, frozen=True, tag="trimmed-mean"):
@@ -47,6 +56,10 @@ class TrimmedMean(Value, frozen=True, tag="trimmed-mean"):
     def merge_deltas(self, net: Elastic, params: Params, updates: Sequence[Update]) -> Params:
         """Return the merged delta of the full network."""
         return _merge_coordinates(net, params, updates, self.share)
+
+    def merge_labels(self, labels: Tensor) -> Tensor:
+        """Return soft labels merged number by number."""
+        return compute_trimmed_mean(labels, torch.ones_like(labels, dtype=torch.bool), self.share)
 
 
 class Krum(Value, frozen=True, tag="krum"):
@@ -78,7 +91,32 @@ class Krum(Value, frozen=True, tag="krum"):
         return [ordered[index] for index in sorted(selected)]
 
 
+class SpectralMean(Value, frozen=True, tag="spectral"):
+    """Take the mean of an image's soft labels without the most deviating ones.
+
+    As often as `share` of the devices says, leave out the one farthest from the mean along the
+    direction in which those left vary most.
+    """
+
+    share: Minority = 0.2
+
+    def merge_labels(self, labels: Tensor) -> Tensor:
+        """Return the merged soft labels."""
+        devices, images, _ = labels.shape
+        kept = torch.ones(devices, images, dtype=labels.dtype)
+        for _ in range(int(self.share * devices + SHARE_ROUNDING)):
+            weights = kept / kept.sum(dim=0)
+            gap = labels - torch.einsum("ds,dsc->sc", weights, labels)
+            covariance = torch.einsum("ds,dsi,dsj->sij", weights, gap, gap)
+            direction = torch.linalg.eigh(covariance).eigenvectors[..., -1]
+            distance = torch.einsum("dsc,sc->ds", gap, direction).abs()
+            farthest = torch.where(kept > 0, distance, -1.0).argmax(dim=0)
+            kept[farthest, torch.arange(images)] = 0.0
+        return torch.einsum("ds,dsc->sc", kept / kept.sum(dim=0), labels)
+
+
 AnyMerge = Mean | Median | TrimmedMean | Krum
+AnyLabelMerge = Mean | Median | TrimmedMean | SpectralMean
 
 
 def merge_by_rule(

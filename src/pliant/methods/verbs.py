@@ -101,6 +101,27 @@ class Distils(Protocol):
 
 
 @runtime_checkable
+class SharesPredictions(Protocol):
+    """By default devices are sent the network and return its change.
+
+    With these verbs they are sent no network, and return no delta: each has a network of its own,
+    and learns what others predict on proxy images. In `train_with_proxy`, `task.params` is empty.
+    """
+
+    @property
+    def proxy_images(self) -> int:
+        """Return how many proxy images devices need."""
+
+    def train_with_proxy(
+        self, net: Elastic, task: Task, steps: Iterable[Step], images: ImageDataset
+    ) -> Update:
+        """Train on a device that has the proxy images."""
+
+    def proxy_macs(self, net: Elastic, state: Any, row: int) -> float:
+        """Return the MACs that a task spends on proxy images, charged to its first step."""
+
+
+@runtime_checkable
 class HasServerState(Protocol):
     """By default the server's state is a `ServerState`."""
 
