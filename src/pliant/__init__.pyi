@@ -49,6 +49,7 @@ from pliant.methods import CoCoFl as CoCoFl
 from pliant.methods import Coherent as Coherent
 from pliant.methods import ConstantStaleness as ConstantStaleness
 from pliant.methods import Cronus as Cronus
+from pliant.methods import DepthFl as DepthFl
 from pliant.methods import Distreal as Distreal
 from pliant.methods import Ditto as Ditto
 from pliant.methods import ElasticBatch as ElasticBatch
@@ -70,6 +71,7 @@ from pliant.methods import LocalTraining as LocalTraining
 from pliant.methods import LrSchedule as LrSchedule
 from pliant.methods import MultiHead as MultiHead
 from pliant.methods import PolynomialStaleness as PolynomialStaleness
+from pliant.methods import ProgFed as ProgFed
 from pliant.methods import Progressive as Progressive
 from pliant.methods import Scaffold as Scaffold
 from pliant.methods import ServerAdagrad as ServerAdagrad
@@ -95,6 +97,7 @@ from pliant.nn.cut import split_network as split_network
 from pliant.nn.elastic import Elastic as Elastic
 from pliant.nn.elastic import ElasticOptions as ElasticOptions
 from pliant.nn.elastic import elastic as elastic
+from pliant.nn.exits import ExitNetwork as ExitNetwork
 from pliant.nn.norm_statistics import ReestimatedStats as ReestimatedStats
 from pliant.nn.norm_statistics import RunningStats as RunningStats
 from pliant.nn.optimisers import Adam as Adam

@@ -26,7 +26,13 @@ from pliant.engine.worker_context import WorkerContext
 from pliant.methods.aggregation import CoverageState, build_trained_subnet
 from pliant.methods.base import Update
 from pliant.methods.validation import ValidationPolicy
-from pliant.methods.verbs import DependsOnFleet, Personalises, SharesPredictions
+from pliant.methods.verbs import (
+    DependsOnFleet,
+    Personalises,
+    SharesPredictions,
+    TrainsPart,
+)
+from pliant.nn.elastic import Elastic
 from pliant.nn.growth import silence_filters
 from pliant.params import Params, digest
 from pliant.rng import rng_stream
@@ -198,6 +204,9 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     context = run.context
     last_row = run.last_row
     side = None if last_row is None else context.scale_inputs(last_row).side
+    part = context.net
+    if isinstance(context.method, TrainsPart) and last_row is not None:
+        part = context.method.select_part(context.net, last_row)
     server_state = result.server_state
     if server_state is None:
         server_state = context.merge(run.state.server_state, result.updates)
@@ -227,16 +236,19 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     run.repeated_rounds += run.repeats_empty_rounds and not result.updates
     is_last = run.ends_with(number, result.closed_at)
     if is_last or run.settings.evaluation.is_due(number, start, result.closed_at):
-        record = _add_scores(run, record, old_params, result.updates)
+        record = _add_scores(run, record, old_params, result.updates, part)
     if is_last:
         record = msgspec.structs.replace(record, digest=digest(server_state.params))
     return record
 
 
 def _add_scores(
-    run: Run, record: RoundRecord, old_params: Params, updates: list[Update]
+    run: Run, record: RoundRecord, old_params: Params, updates: list[Update], part: Elastic
 ) -> RoundRecord:
-    """Score the network: per device if devices have their own test images, else overall."""
+    """Score the network: per device if devices have their own test images, else overall.
+
+    `part` of it has been trained; devices with their own tests use that part.
+    """
     if run.test_on_devices is not None:
         record = msgspec.structs.replace(record, on_devices=run.test_on_devices(run))
     if not len(run.context.data.test):
@@ -247,11 +259,11 @@ def _add_scores(
         score = evaluate(net.module, params, data, how)
         trained_params = _zero_untrained_filters(run.context, run.state.server_state)
         trained_score = None
-        if trained_params is not None or record.side is not None:
-            trained_score = evaluate(net.module, trained_params or params, data, how, record.side)
+        if trained_params is not None or record.side is not None or part is not net:
+            trained_score = evaluate(part.module, trained_params or params, data, how, record.side)
         return msgspec.structs.replace(record, score=score, trained_score=trained_score)
     local_params = _list_personal_params(run, old_params, updates)
-    personal = evaluate_per_device(net.module, params, local_params, data, how)
+    personal = evaluate_per_device(part.module, params, local_params, data, how)
     if isinstance(run.context.method, SharesPredictions):  # no other network is trained
         scores = zip(personal.per_device, personal.after_training, strict=True)
         own = tuple(first if trained is None else trained for first, trained in scores)

@@ -6,6 +6,7 @@ from pliant.methods.base import LrSchedule as LrSchedule
 from pliant.methods.cocofl import CoCoFl as CoCoFl
 from pliant.methods.coherent import Coherent as Coherent
 from pliant.methods.cronus import Cronus as Cronus
+from pliant.methods.depthfl import DepthFl as DepthFl
 from pliant.methods.distreal import Distreal as Distreal
 from pliant.methods.ditto import Ditto as Ditto
 from pliant.methods.elastic_batch import ElasticBatch as ElasticBatch
@@ -24,6 +25,7 @@ from pliant.methods.fedrolex import FedRolex as FedRolex
 from pliant.methods.fjord import Fjord as Fjord
 from pliant.methods.heterofl import HeteroFl as HeteroFl
 from pliant.methods.multihead import MultiHead as MultiHead
+from pliant.methods.progfed import ProgFed as ProgFed
 from pliant.methods.progressive import Progressive as Progressive
 from pliant.methods.progressive import Stage as Stage
 from pliant.methods.scaffold import Scaffold as Scaffold

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pliant.methods.base import LocalTraining, Update
 from pliant.methods.cocofl import CoCoFl
 from pliant.methods.coherent import Coherent
+from pliant.methods.depthfl import DepthFl
 from pliant.methods.distreal import Distreal
 from pliant.methods.ditto import Ditto
 from pliant.methods.elastic_batch import ElasticBatch
@@ -21,6 +22,7 @@ from pliant.methods.fedrolex import FedRolex
 from pliant.methods.fjord import Fjord
 from pliant.methods.heterofl import HeteroFl
 from pliant.methods.multihead import MultiHead
+from pliant.methods.progfed import ProgFed
 from pliant.methods.progressive import Progressive
 from pliant.methods.scaffold import Scaffold
 from pliant.methods.small_network import SmallNetwork
@@ -48,6 +50,8 @@ RoundMethod = (
     | Ditto
     | MultiHead
     | CoCoFl
+    | DepthFl
+    | ProgFed
 )
 
 

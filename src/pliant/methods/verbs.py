@@ -122,6 +122,14 @@ class SharesPredictions(Protocol):
 
 
 @runtime_checkable
+class TrainsPart(Protocol):
+    """By default rounds train the network as a whole, and it is scored as a whole."""
+
+    def select_part(self, net: Elastic, row: int) -> Elastic:
+        """Return the part of the network that a round with this last row trains."""
+
+
+@runtime_checkable
 class HasServerState(Protocol):
     """By default the server's state is a `ServerState`."""
 

@@ -14,6 +14,7 @@ from pliant.nn.models.cnn import (
     cifar_cnn,
     digits_cnn,
     digits_cnn_bn,
+    exit_cnn,
     femnist_cnn,
     femnist_cnn_small,
 )
@@ -27,7 +28,7 @@ from pliant.nn.models.vgg import vgg11
 
 __all__ = [  # noqa: RUF022 - in the order in which they are listed to users
     "digits_cnn", "digits_cnn_bn", "femnist_cnn", "femnist_cnn_small", "lenet", "lenet_small",
-    "cifar_cnn", "densenet_bc", "densenet19", "densenet40", "densenet100", "resnet20",
+    "cifar_cnn", "exit_cnn", "densenet_bc", "densenet19", "densenet40", "densenet100", "resnet20",
     "resnet18", "mobilenet_v2", "vgg11", "vit_small", "text_transformer", "signal_cnn",
 ]  # fmt: skip
 # of signals (channel, time) and of token sequences

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from pliant.nn.exits import ExitNetwork
 from pliant.nn.models.initialisation import PooledClassifier, check_positive
 
 Pair = tuple[int, int]
@@ -103,3 +104,21 @@ def cifar_cnn(
         conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
         layers += [conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
     return PooledClassifier(layers[:-1], filters[-1], classes, he_weights=False)
+
+
+def exit_cnn(
+    classes: int = 10, *, filters: tuple[int, ...] = (32, 64, 64, 128), channels: int = 3
+) -> ExitNetwork:
+    """Build `cifar_cnn` with an exit after each convolution."""
+    check_positive("exit_cnn", {"classes": classes, "channels": channels})
+    check_positive("exit_cnn", {f"filters[{index}]": count for index, count in enumerate(filters)})
+    stages: list[nn.Module] = []
+    for inputs, outputs in pairwise((channels, *filters)):
+        pool = [nn.MaxPool2d(2)] if stages else []
+        conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        stages.append(nn.Sequential(*pool, conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)))
+    exits = [
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(count, classes))
+        for count in filters
+    ]
+    return ExitNetwork(stages, exits)

@@ -1,0 +1,104 @@
+"""DepthFL: each device trains the first stages of a network with exits, as many as it can afford.
+
+Kim et al., "DepthFL: Depthwise federated learning for heterogeneous clients", ICLR 2023.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pliant.devices import BudgetPolicy, CostRows, PerRound
+from pliant.methods.aggregation import Updates, Weighting
+from pliant.methods.base import LocalTraining, ServerState, Step, Task, TaskKey, Update, make_step
+from pliant.methods.depth import check_exits, peek_row, train_part
+from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
+from pliant.nn.elastic import Elastic
+from pliant.nn.exits import count_exits, select_depth
+from pliant.nn.trainer import LossFn
+from pliant.params import Params
+from pliant.value import Positive, Value
+
+
+class DepthFl(Value, frozen=True, tag="depthfl"):
+    """Train all exits up to the deepest that fits at the start of the round.
+
+    Every exit learns from the labels and, with `distilled`, from the other exits of the device.
+    Each layer is averaged over the devices that trained it. Stages that a device does not train are
+    charged to its download and upload although they need not be sent.
+
+    >>> import pliant as pl
+    >>> pl.DepthFl(distilled=False).weighting
+    'samples'
+    """
+
+    merges_stream: ClassVar[bool] = True
+
+    local: LocalTraining = LocalTraining()
+    distilled: bool = True
+    margin: Positive = 1.0
+    weighting: Weighting = "samples"
+    server: AnyServerOptimiser = ServerSgd()
+
+    def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
+        parts = [_select_part(net, row) for row in range(count_exits(net))]
+        full = net.macs(net.full, training=True)
+        costs = tuple(part.macs(part.full, training=True) / full for part in parts)
+        return PerRound(CostRows(costs), self.margin)
+
+    def init_state(self, params: Params) -> ServerState:
+        check_exits(params)
+        return ServerState(params)
+
+    def macs(self, net: Elastic, row: int, key: TaskKey, step: int) -> float:
+        part = _select_part(net, row)
+        return part.macs(part.full, training=True)
+
+    def extra_upload_bytes(self, net: Elastic) -> int:
+        return 8  # the depth
+
+    def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
+        row, steps = peek_row(steps)
+        step_fn = make_step(task, make_loss=self._make_joint_loss) if row else None
+        part = _select_part(net, row)
+        update = train_part(net, part, task, steps, self.local.optimiser, step_fn)
+        return replace(update, extra={"depth": torch.tensor(row + 1)})
+
+    def merge(self, net: Elastic, state: ServerState, updates: Updates) -> ServerState:
+        return merge_average(self.server, net, state, updates, self.weighting, _cover_stages)
+
+    def _make_joint_loss(self, labels: Tensor) -> LossFn:
+        def compute_loss(outputs: tuple[Tensor, ...]) -> Tensor:
+            loss = sum(F.cross_entropy(output, labels) for output in outputs)
+            if self.distilled:
+                loss += _compute_divergence(outputs) / (len(outputs) - 1)
+            return torch.as_tensor(loss)
+
+        return compute_loss
+
+
+def _select_part(net: Elastic, row: int) -> Elastic:
+    return select_depth(net, row + 1, all_exits=row > 0)
+
+
+def _compute_divergence(outputs: tuple[Tensor, ...]) -> Tensor:
+    """Sum KL(teacher || student) over all pairs of exits; teachers are constant."""
+    terms = [
+        F.kl_div(student.log_softmax(1), teacher.detach().softmax(1), reduction="batchmean")
+        for student in outputs
+        for teacher in outputs
+        if student is not teacher
+    ]
+    return torch.stack(terms).sum()
+
+
+def _cover_stages(net: Elastic, params: Params, update: Update) -> Params:
+    """Cover the stages and exits up to the device's depth; names are like `stages.0.weight`."""
+    depth = int(update.extra["depth"])
+    return {
+        name: torch.full_like(tensor, int(name.split(".")[1]) < depth, dtype=torch.float32)
+        for name, tensor in params.items()
+    }
