@@ -73,6 +73,7 @@ from pliant.methods import MultiHead as MultiHead
 from pliant.methods import PolynomialStaleness as PolynomialStaleness
 from pliant.methods import ProgFed as ProgFed
 from pliant.methods import Progressive as Progressive
+from pliant.methods import Sandwich as Sandwich
 from pliant.methods import Scaffold as Scaffold
 from pliant.methods import ServerAdagrad as ServerAdagrad
 from pliant.methods import ServerAdam as ServerAdam

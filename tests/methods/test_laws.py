@@ -27,6 +27,7 @@ from pliant.methods import (
     Fjord,
     HeteroFl,
     LocalTraining,
+    Sandwich,
     Scaffold,
     ServerAdam,
 )
@@ -51,6 +52,7 @@ METHODS = {
     "fjord": Fjord(LOCAL),
     "fjord-distilled": Fjord(LOCAL, distilled=True),
     "fjord-dynamic": Fjord(LOCAL, dynamic=True),
+    "sandwich": Sandwich(LOCAL),
     "fedrolex": FedRolex(LOCAL),
     "elfish": Elfish(LOCAL),
     "distreal": Distreal(local=LOCAL),
@@ -147,6 +149,7 @@ MEAN = FedAvg(LOCAL, weighting="equal")
         (Elfish(LOCAL), FedAvg(LOCAL)),
         (Fjord(LOCAL, widths=(1.0,)), FedAvg(LOCAL)),
         (Fjord(LOCAL, dynamic=True), FedAvg(LOCAL)),
+        (Sandwich(LOCAL, widths=(1.0,)), FedAvg(LOCAL)),
         (Coherent(local=LOCAL), MEAN),
         (Coherent(local=LOCAL, filters="prefix"), MEAN),
     ],
@@ -208,7 +211,9 @@ def test_a_method_can_be_encoded_and_decoded(name):
     assert decode(encode(METHODS[name]), AnyMethod) == METHODS[name]
 
 
-@pytest.mark.parametrize("name", ["feddropout", "heterofl", "fedrolex", "fjord", "distreal-fixed"])
+@pytest.mark.parametrize(
+    "name", ["feddropout", "heterofl", "fedrolex", "fjord", "sandwich", "distreal-fixed"]
+)
 def test_a_packed_subnet_trains_exactly_as_in_the_full_network(name):
     method = METHODS[name]
     state = make_state(method)

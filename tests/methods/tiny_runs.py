@@ -80,7 +80,7 @@ def make_unpacked_update(method, net, state, device, batches, *, row, round=0):
     extra = context.broadcast(state)
     task = Task(key, state.params, method.local.optimiser.lr, extra=extra)
     steps = [
-        Step(x, y, context.select_subnet(row, key, number), 1.0)
+        Step(x, y, context.select_subnet(row, key, number), 1.0, row=row)
         for number, (x, y) in enumerate(batches)
     ]
     return context.train(task, steps)

@@ -28,6 +28,7 @@ from pliant.methods.multihead import MultiHead as MultiHead
 from pliant.methods.progfed import ProgFed as ProgFed
 from pliant.methods.progressive import Progressive as Progressive
 from pliant.methods.progressive import Stage as Stage
+from pliant.methods.sandwich import Sandwich as Sandwich
 from pliant.methods.scaffold import Scaffold as Scaffold
 from pliant.methods.server_optimisers import ServerAdagrad as ServerAdagrad
 from pliant.methods.server_optimisers import ServerAdam as ServerAdam

@@ -24,6 +24,7 @@ from pliant.methods.heterofl import HeteroFl
 from pliant.methods.multihead import MultiHead
 from pliant.methods.progfed import ProgFed
 from pliant.methods.progressive import Progressive
+from pliant.methods.sandwich import Sandwich
 from pliant.methods.scaffold import Scaffold
 from pliant.methods.small_network import SmallNetwork
 from pliant.methods.staleness import AnyStaleness, PolynomialStaleness
@@ -52,6 +53,7 @@ RoundMethod = (
     | CoCoFl
     | DepthFl
     | ProgFed
+    | Sandwich
 )
 
 
