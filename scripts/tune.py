@@ -5,7 +5,8 @@
 The file has a [matrix] with the axis `method`; the other axes are what to tune. Every combination
 runs for the first 20 % of its rounds or seconds, the better half of each method's for 40 %, and the
 better half of those for 60 %. A combination counts by the mean of its last two evaluations, at the
-size that was trained last. Killed at any time, the same command resumes.
+size that was trained last; where devices have their own tests, by the accuracy of the shared
+network or, if higher, of the devices' own. Killed at any time, the same command resumes.
 """
 
 import argparse
@@ -90,8 +91,16 @@ def list_rounds(path: Path) -> list[RoundRecord]:
 def score(path: Path, experiment: Experiment, share: float) -> float:
     """Return the mean accuracy of the last two evaluations within a share of the run."""
     within = [record for record in list_rounds(path) if is_within(record, experiment, share)]
-    scored = [record.trained_score or record.score for record in within if record.score]
-    return sum(value.accuracy for value in scored[-2:] if value) / max(1, len(scored[-2:]))
+    accuracies = [value for value in map(get_accuracy, within) if value is not None][-2:]
+    return sum(accuracies) / max(1, len(accuracies))
+
+
+def get_accuracy(record: RoundRecord) -> float | None:
+    """Return the accuracy of the network that devices would use: their own, if it is better."""
+    if record.personal is not None:
+        return max(record.personal.accuracy, record.personal.local_accuracy or 0.0)
+    score = record.trained_score or record.score
+    return None if score is None else score.accuracy
 
 
 def group_by_method(runs: Sequence[SweepRun]) -> list[list[SweepRun]]:

@@ -100,7 +100,7 @@ def test_a_file_starts_with_its_command(path):
 
 
 SHAPES = {
-    "digits": (1, 28, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100),
+    "digits": (1, 28, 10), "mnist": (1, 28, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100),
     "mixed_cifar": (3, 32, 10), "mixed_noniid": (3, 32, 10), "halved.py:cifar10": (3, 16, 10),
     "validation.py:cifar10": (3, 32, 10), "validation.py:fashion": (1, 28, 10),
     "validation.py:digits": (1, 28, 10),
