@@ -159,6 +159,20 @@ def test_a_growing_network_is_scored_at_its_depth(tmp_path):
     assert evaluate(net.module, params, data, settings).accuracy == records[2].score.accuracy
 
 
+def test_the_deepest_exit_that_was_trained_is_scored():
+    net, data, method = make_net(), make_common_data(), DepthFl(LOCAL)
+    state = method.merge(net, make_state(net, method), [])
+    assert method.select_trained(net, state, None) is select_depth(net, 1)
+    updates = [make_update(method, net, state, row, BATCHES, row=row) for row in (1, 0)]
+    deeper = method.merge(net, state, updates)
+    assert method.select_trained(net, deeper, None) is select_depth(net, 2)
+    shallow = [make_update(method, net, deeper, 0, BATCHES, row=0)]
+    assert method.merge(net, deeper, shallow).depth == 2
+    records = run(method, speed=0.99, data=data)  # too slow for all exits
+    assert all(record.trained_score is not None for record in records)
+    assert records[-1].trained_score.accuracy > records[-1].score.accuracy
+
+
 @pytest.mark.parametrize("method", [ProgFed(LOCAL), DepthFl(LOCAL)])
 def test_two_workers_give_the_same_network(method):
     digests = {run(method, workers=w)[-1].digest for w in (InlineWorkers(), ProcessWorkers(2))}

@@ -77,5 +77,15 @@ def test_one_width_is_fedavg():
     assert not are_equal(run_rounds(METHOD, sizes=sizes), single)
 
 
+def test_filters_that_nobody_trained_are_silent():
+    state = make_state(METHOD)
+    narrow = make_update(METHOD, NET, state, 1, make_batches(1), row=1)
+    merged = METHOD.merge(NET, state, [narrow]).params
+    used = NET.select_prefix(1 - METHOD.widths[1])
+    x = torch.rand(4, 1, 8, 8)
+    outputs = [NET.run(NET.take(merged, subnet), subnet, x) for subnet in (NET.full, used)]
+    torch.testing.assert_close(*outputs)
+
+
 def test_it_can_be_encoded_and_decoded():
     assert decode(encode(METHOD), AnyMethod) == METHOD

@@ -204,9 +204,6 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     context = run.context
     last_row = run.last_row
     side = None if last_row is None else context.scale_inputs(last_row).side
-    part = context.net
-    if isinstance(context.method, TrainsPart) and last_row is not None:
-        part = context.method.select_part(context.net, last_row)
     server_state = result.server_state
     if server_state is None:
         server_state = context.merge(run.state.server_state, result.updates)
@@ -216,6 +213,9 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
             context.net, old_params, server_state.params, result.updates, context.data.proxy, rng
         )
         server_state = replace(server_state, params=params)
+    part = context.net
+    if isinstance(context.method, TrainsPart):
+        part = context.method.select_trained(context.net, server_state, last_row)
     device_states = run.state.device_states | result.device_states
     residuals = run.state.residuals | result.residuals
     history = run.state.history

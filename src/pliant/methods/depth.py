@@ -16,6 +16,11 @@ def check_exits(params: Params) -> None:
         raise ValueError("Expected a network with exits (pliant.ExitNetwork), got one without")
 
 
+def count_macs(part: Elastic) -> float:
+    """Return the MACs per sample of a training step of all of a part."""
+    return part.macs(part.full, training=True)
+
+
 def peek_row(steps: Iterable[Step]) -> tuple[int, Iterable[Step]]:
     """Return the row of the first step, 0 if there is none, and all steps."""
     iterator = iter(steps)

@@ -4,7 +4,7 @@ Kim et al., "DepthFL: Depthwise federated learning for heterogeneous clients", I
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
-from pliant.methods.aggregation import Updates, Weighting
-from pliant.methods.base import LocalTraining, ServerState, Step, Task, TaskKey, Update, make_step
-from pliant.methods.depth import check_exits, peek_row, train_part
+from pliant.methods.aggregation import Updates, Weighting, open_stream
+from pliant.methods.base import LocalTraining, Step, Task, TaskKey, Update, make_step
+from pliant.methods.depth import check_exits, count_macs, peek_row, train_part
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
 from pliant.nn.exits import count_exits, select_depth
@@ -23,11 +23,22 @@ from pliant.params import Params
 from pliant.value import Positive, Value
 
 
+@dataclass(frozen=True)
+class DepthState:
+    """The network, and the number of stages that any device has trained so far."""
+
+    params: Params
+    depth: int = 0
+    momentum: Params = field(default_factory=dict)  # of a server optimiser
+    square: Params = field(default_factory=dict)  # likewise
+
+
 class DepthFl(Value, frozen=True, tag="depthfl"):
     """Train all exits up to the deepest that fits at the start of the round.
 
     Every exit learns from the labels and, with `distilled`, from the other exits of the device.
-    Each layer is averaged over the devices that trained it. Stages that a device does not train are
+    Each layer is averaged over the devices that trained it; the deepest exit that any device has
+    trained is scored. Stages that a device does not train are
     charged to its download and upload although they need not be sent.
 
     >>> import pliant as pl
@@ -45,17 +56,18 @@ class DepthFl(Value, frozen=True, tag="depthfl"):
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         parts = [_select_part(net, row) for row in range(count_exits(net))]
-        full = net.macs(net.full, training=True)
-        costs = tuple(part.macs(part.full, training=True) / full for part in parts)
+        costs = tuple(count_macs(part) / count_macs(net) for part in parts)
         return PerRound(CostRows(costs), self.margin)
 
-    def init_state(self, params: Params) -> ServerState:
+    def init_state(self, params: Params) -> DepthState:
         check_exits(params)
-        return ServerState(params)
+        return DepthState(params)
+
+    def select_trained(self, net: Elastic, state: DepthState, last_row: int | None) -> Elastic:
+        return select_depth(net, min(max(1, state.depth), count_exits(net)))
 
     def macs(self, net: Elastic, row: int, key: TaskKey, step: int) -> float:
-        part = _select_part(net, row)
-        return part.macs(part.full, training=True)
+        return count_macs(_select_part(net, row))
 
     def extra_upload_bytes(self, net: Elastic) -> int:
         return 8  # the depth
@@ -67,15 +79,17 @@ class DepthFl(Value, frozen=True, tag="depthfl"):
         update = train_part(net, part, task, steps, self.local.optimiser, step_fn)
         return replace(update, extra={"depth": torch.tensor(row + 1)})
 
-    def merge(self, net: Elastic, state: ServerState, updates: Updates) -> ServerState:
-        return merge_average(self.server, net, state, updates, self.weighting, _cover_stages)
+    def merge(self, net: Elastic, state: DepthState, updates: Updates) -> DepthState:
+        stream, depths = open_stream(updates), [state.depth]
+        stream.observe(lambda update: depths.append(int(update.extra["depth"])))
+        merged = merge_average(self.server, net, state, stream, self.weighting, _cover_stages)
+        return replace(merged, depth=max(depths))
 
     def _make_joint_loss(self, labels: Tensor) -> LossFn:
         def compute_loss(outputs: tuple[Tensor, ...]) -> Tensor:
-            loss = sum(F.cross_entropy(output, labels) for output in outputs)
-            if self.distilled:
-                loss += _compute_divergence(outputs) / (len(outputs) - 1)
-            return torch.as_tensor(loss)
+            loss = torch.stack([F.cross_entropy(output, labels) for output in outputs]).sum()
+            divergence = _compute_divergence(outputs) if self.distilled else 0.0
+            return loss + divergence / (len(outputs) - 1)
 
         return compute_loss
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from pliant.devices import BudgetPolicy, CostRows, PerBatch
 from pliant.methods.aggregation import Updates, Weighting
 from pliant.methods.base import LocalTraining, ServerState, Step, Task, TaskKey, Update
-from pliant.methods.depth import check_exits, peek_row, train_part
+from pliant.methods.depth import check_exits, count_macs, peek_row, train_part
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
 from pliant.nn.exits import count_exits, select_depth
@@ -39,9 +39,8 @@ class ProgFed(Value, frozen=True, tag="progfed"):
     server: AnyServerOptimiser = ServerSgd()
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
-        parts = [self.select_part(net, row) for row in range(count_exits(net))]
-        full = net.macs(net.full, training=True)
-        costs = tuple(part.macs(part.full, training=True) / full for part in parts)
+        parts = [select_depth(net, row + 1) for row in range(count_exits(net))]
+        costs = tuple(count_macs(part) / count_macs(net) for part in parts)
         return PerBatch(CostRows(costs), "unlimited")
 
     def limit_row(self, net: Elastic, state: ServerState, progress: float) -> int:
@@ -50,20 +49,19 @@ class ProgFed(Value, frozen=True, tag="progfed"):
             return stages - 1
         return min(int(progress / self.growth * stages + 1e-9), stages - 1)
 
-    def select_part(self, net: Elastic, row: int) -> Elastic:
-        return select_depth(net, row + 1)
+    def select_trained(self, net: Elastic, state: ServerState, last_row: int | None) -> Elastic:
+        return net if last_row is None else select_depth(net, last_row + 1)
 
     def init_state(self, params: Params) -> ServerState:
         check_exits(params)
         return ServerState(params)
 
     def macs(self, net: Elastic, row: int, key: TaskKey, step: int) -> float:
-        part = self.select_part(net, row)
-        return part.macs(part.full, training=True)
+        return count_macs(select_depth(net, row + 1))
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         row, steps = peek_row(steps)
-        part = self.select_part(net, row)
+        part = select_depth(net, row + 1)
         return train_part(net, part, task, steps, self.local.optimiser)
 
     def merge(self, net: Elastic, state: ServerState, updates: Updates) -> ServerState:

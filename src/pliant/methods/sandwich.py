@@ -19,6 +19,7 @@ from pliant.methods.aggregation import (
     Weighting,
     cover_sent,
     open_stream,
+    silence_untrained,
     track_coverage,
 )
 from pliant.methods.base import LocalTraining, Step, Task, TaskKey, Update, train_locally
@@ -36,7 +37,8 @@ class Sandwich(Value, frozen=True, tag="sandwich"):
     """Train prefixes of several widths in every step and sum their gradients.
 
     The widest that fits at the start of the round learns from the labels; the narrowest and one
-    between them, drawn for each step, learn from the widest. A step costs all three passes.
+    between them, drawn for each step, learn from the widest. A step costs all three passes. Filters
+    that no device has trained are silent.
 
     >>> import pliant as pl
     >>> pl.Sandwich(widths=(0.5, 1.0)).weighting
@@ -103,7 +105,7 @@ class Sandwich(Value, frozen=True, tag="sandwich"):
     def merge(self, net: Elastic, state: CoverageState, updates: Updates) -> CoverageState:
         stream = open_stream(updates)
         merged = merge_average(self.server, net, state, stream, self.weighting, cover_sent)
-        return track_coverage(merged, stream.seen)
+        return silence_untrained(net, track_coverage(merged, stream.seen))
 
     def _list_narrow(self, net: Elastic, row: int, key: TaskKey, step: int) -> list[Subnet]:
         """Return the narrowest and a random subnet below the widest, if there are any."""

@@ -125,8 +125,8 @@ class SharesPredictions(Protocol):
 class TrainsPart(Protocol):
     """By default rounds train the network as a whole, and it is scored as a whole."""
 
-    def select_part(self, net: Elastic, row: int) -> Elastic:
-        """Return the part of the network that a round with this last row trains."""
+    def select_trained(self, net: Elastic, state: Any, last_row: int | None) -> Elastic:
+        """Return the part of the network to score after a round with this last row, if any."""
 
 
 @runtime_checkable
