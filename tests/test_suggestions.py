@@ -1,5 +1,7 @@
 """Wrong keys and names: where they are and what they were meant to be."""
 
+from typing import Literal
+
 import pytest
 
 from pliant.suggestions import did_you_mean
@@ -18,6 +20,11 @@ class Twig(Value, frozen=True, tag="twig"):
 class Tree(Value, frozen=True):
     first: Leaf | Twig
     more: tuple[Twig, ...] = ()
+
+
+class Garden(Value, frozen=True):
+    tree: Tree
+    order: Literal["rows", "none"] | Leaf = "rows"
 
 
 @pytest.mark.parametrize(
@@ -54,6 +61,24 @@ def test_a_wrong_key_is_named_with_its_path_and_the_right_names(raw, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         decode(raw, Tree)
     assert str(caught.value) == message
+
+
+def test_all_keys_that_do_not_fit_are_named_with_those_that_do():
+    raw = {"tree": {"first": {"type": "leaf", "length": 2, "leaves": []}, "sort": 1}}
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        decode(raw, Garden)
+    assert str(caught.value) == (
+        "unknown keys `tree.sort`, `tree.first.length`, `tree.first.leaves`; "
+        "`tree` has first, more; `tree.first` has type, weight"
+    )
+
+
+def test_words_and_tables_that_may_stand_at_a_key_are_listed():
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        decode({"tree": {"first": {"type": "leaf"}}, "order": "row"}, Garden)
+    assert str(caught.value) == (
+        "unknown `order` = 'row'; did you mean 'rows'? There are none, rows, { type = \"leaf\" }"
+    )
 
 
 def test_no_name_is_guessed_where_none_is_near():

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec import inspect
@@ -44,6 +44,15 @@ def explain_error(message: str, raw: Any, kind: Any) -> str:
         known = _list_keys(_select_type(*_follow_path(info, raw, steps)))
         if new := _find_renamed(name, known):
             return f"unknown key `{_join_path(steps, name)}`; it is now `{_join_path(steps, new)}`"
+        unknown = list(_iter_unknown_keys(info, raw, []))
+        if len(unknown) > 1:  # the keys of another method, say
+            keys = ", ".join(f"`{_join_path(path, key)}`" for path, key, _ in unknown)
+            tables = {_join_path(path): kinds for path, _, kinds in unknown}
+            known_keys = "; ".join(
+                f"{f'`{table}` has' if table else 'there are'} {', '.join(sorted(kinds))}"
+                for table, kinds in tables.items()
+            )
+            return f"unknown keys {keys}; {known_keys}"
         return f"unknown key `{_join_path(steps, name)}`{did_you_mean(name, known)}"
     if match := _MISSING.match(message):
         path = _join_path(_split_path(match["path"]), match["name"])
@@ -117,6 +126,21 @@ def _follow_path(kind: inspect.Type, raw: Any, keys: list[str]) -> tuple[inspect
     return kind, raw
 
 
+def _iter_unknown_keys(
+    kind: inspect.Type, raw: Any, path: list[str]
+) -> Iterator[tuple[list[str], str, list[str]]]:
+    """Yield the unknown keys of nested tables: where, which, and the keys that are known there."""
+    chosen = _select_type(kind, raw)
+    if not isinstance(raw, dict) or not isinstance(chosen, inspect.StructType):
+        return
+    known = _list_keys(chosen)
+    yield from ((path, key, known) for key in raw if key not in known)
+    for field in chosen.fields:
+        if field.encode_name in raw:
+            inner = [*path, field.encode_name]
+            yield from _iter_unknown_keys(field.type, raw[field.encode_name], inner)
+
+
 def _select_type(kind: inspect.Type, raw: Any) -> inspect.Type:
     """Return one type of several: the one whose tag is in the data."""
     if not isinstance(kind, inspect.UnionType):
@@ -146,5 +170,9 @@ def _list_choices(kind: inspect.Type, raw: Any, keys: list[str]) -> list[str]:
     here, _ = _follow_path(kind, raw, keys)
     if isinstance(here, inspect.LiteralType):
         return [str(value) for value in here.values]
+    if isinstance(here, inspect.UnionType):  # words, or tables
+        literals = [part for part in here.types if isinstance(part, inspect.LiteralType)]
+        words = [str(value) for part in literals for value in part.values]
+        return words + [f'{{ type = "{part.tag}" }}' for part in _list_structs(here)]
     owner, _ = _follow_path(kind, raw, keys[:-1])
     return [str(part.tag) for part in _list_structs(owner) if part.tag is not None]
