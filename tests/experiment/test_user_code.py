@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pliant.cli import main
 from pliant.experiment.build import build_experiment
 from pliant.experiment.config import load_experiment
 from pliant.experiment.sweep import load_sweep
@@ -94,6 +95,27 @@ def test_missing_user_code_is_a_one_line_error(spec, override, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
         build_experiment(load_experiment(spec, [override]))
     assert "\n" not in str(caught.value)
+
+
+FAULTY_METHOD = """
+import pliant as pl
+
+class Faulty(pl.Value, frozen=True):
+    local: pl.LocalTraining = pl.LocalTraining()
+
+    def train(self, net, task, steps):
+        return {}["absent"]
+"""
+
+
+@pytest.mark.parametrize("workers", ["inline", "processes"])
+def test_an_error_in_user_code_names_the_file_and_the_line(spec, workers, tmp_path, capsys):
+    (tmp_path / "faulty.py").write_text(FAULTY_METHOD)
+    words = ["method.type=faulty.py:Faulty", f'workers={{type="{workers}"}}']
+    assert main(["run", str(spec), *words, "--out", str(tmp_path / "runs" / "run")]) == 2
+    line = f"pliant: {tmp_path / 'faulty.py'}:8: KeyError: 'absent'\n"
+    assert capsys.readouterr().err == line
+    assert not (tmp_path / "runs").exists()  # the corrected command may use it
 
 
 def test_an_error_in_user_code_is_not_hidden(spec, tmp_path):

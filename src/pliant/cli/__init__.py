@@ -136,6 +136,8 @@ def describe_error(error: BaseException) -> tuple[int, str]:
             return WRONG_INPUT, text
         case NetworkRefused():
             return REFUSED, text
+        case _ if (place := _locate_user_error(error)) is not None:
+            return WRONG_INPUT, f"{place}: {type(error).__name__}: {text}"
         case OSError():
             code = WRONG_INPUT if isinstance(error, _PATH_ERRORS) else FAILED
             return code, _describe_os_error(error) or text
@@ -145,6 +147,12 @@ def describe_error(error: BaseException) -> tuple[int, str]:
         case _:
             name = type(error).__name__
             return FAILED, f"internal error, {name}: {text} (--debug shows where)"
+
+
+def _locate_user_error(error: BaseException) -> str | None:
+    """Return the user's file and line that an error came from, if any."""
+    user_code = sys.modules.get("pliant.experiment.user_code")  # the user's code needs it
+    return None if user_code is None else user_code.locate_error(error)
 
 
 def _describe_os_error(error: OSError) -> str | None:

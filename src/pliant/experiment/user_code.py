@@ -3,13 +3,18 @@
 import copyreg
 import importlib
 import importlib.util
+import re
 import sys
+import traceback
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from pliant.value import decode, encode
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_user_folders: set[Path] = set()  # of the files that were loaded: their code may be anywhere there
 
 
 def is_user_function(name: str) -> bool:
@@ -31,6 +36,8 @@ def load_function(name: str) -> Callable[..., Any]:
     if not source or not attribute.isidentifier():
         raise ValueError(f"Expected file.py:function or package.module:function, got {name!r}")
     module = _import_file(Path(source)) if source.endswith(".py") else _import_installed(source)
+    if file := getattr(module, "__file__", None):
+        _user_folders.add(Path(file).parent)
     function: Callable[..., Any] | None = getattr(module, attribute, None)
     if not callable(function):
         raise ValueError(f"{source}: expected a function {attribute!r}, found none")
@@ -43,7 +50,17 @@ def load_method(code: str, options: dict[str, Any]) -> Any:
     if not isinstance(method_class, type) or not hasattr(method_class, "local"):
         raise ValueError(f"{code}: expected a method class with a field `local`, got another")
     copyreg.pickle(method_class, lambda method: (load_method, (code, encode(method))))
-    return decode(options, method_class)
+    try:
+        return decode(options, method_class)
+    except ValueError as error:
+        raise ValueError(f"{code}: {error}") from None
+
+
+def locate_error(error: BaseException) -> str | None:
+    """Return the user's file and line that an error came from, here or in a worker, if any."""
+    frames = _FRAME.findall("".join(traceback.format_exception(error)))
+    lines = [f"{file}:{line}" for file, line in frames if Path(file).parent in _user_folders]
+    return lines[-1] if lines else None
 
 
 def hash_code(code: str) -> str | None:
@@ -74,6 +91,7 @@ def _import_file(path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    _user_folders.add(path.parent)  # first, as the import itself may fail
     sys.modules[name] = module  # dataclasses and pickle look it up while it runs
     sys.path.insert(0, str(path.parent))
     try:
