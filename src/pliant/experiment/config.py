@@ -20,12 +20,12 @@ from pliant.engine.selection import Selection
 from pliant.experiment.user_code import hash_code, is_user_function, load_method, make_absolute
 from pliant.methods import AnyMethod, Method
 from pliant.methods.validation import ValidationPolicy
-from pliant.nn.elastic import ElasticOptions
+from pliant.nn.sites import ElasticOptions
 from pliant.nn.table_file import load_table
 from pliant.split import AnySplit
 from pliant.storage import run_dir
 from pliant.table_search import SearchSettings, load_step_time_model
-from pliant.value import Count, Positive, Rounds, V, Value, decode, describe_difference, encode
+from pliant.value import Count, Positive, Rounds, Value, decode, describe_difference, encode
 from pliant.workers.pool import AnyWorkers, ProcessWorkers
 
 
@@ -103,10 +103,7 @@ class UserMethod(Value, frozen=True, tag="user"):
         """Import the class and make the method."""
         if self.sha256 != hash_code(self.code):
             raise ValueError(f"{self.code}: expected the file unchanged since the run started")
-        try:
-            method: Method = load_method(self.code, self.options)
-        except ValueError as error:
-            raise ValueError(f"{self.code}: {error}") from None
+        method: Method = load_method(self.code, self.options)
         return method
 
 
@@ -166,7 +163,23 @@ class SearchRun(Value, frozen=True):
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    return _decode_file(path, read_toml(path, overrides), Experiment)
+    raw = read_toml(path, overrides)
+    try:
+        return decode_experiment(raw, path.parent)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def decode_experiment(raw: dict[str, Any], folder: Path) -> Experiment:
+    """Convert plain data of a file in this folder to an experiment."""
+    experiment = decode(resolve_paths(raw, folder), Experiment)
+    size = experiment.fleet.size
+    if "per_round" in raw and experiment.per_round > size:  # the default may be larger
+        raise ValueError(
+            f"Expected `per_round` of at most {size}, the devices of the fleet, "
+            f"got {experiment.per_round}"
+        )
+    return experiment
 
 
 def load_search(path: Path, overrides: Sequence[str] = ()) -> SearchRun:
@@ -178,12 +191,8 @@ def load_search(path: Path, overrides: Sequence[str] = ()) -> SearchRun:
             f"{path}: expected a table [search], found none; an empty one has the default settings"
         )
     search_keys = {key: raw[key] for key in raw if key not in others}
-    return _decode_file(path, search_keys, SearchRun)
-
-
-def _decode_file(path: Path, raw: dict[str, Any], kind: type[V]) -> V:
     try:
-        return decode(resolve_paths(raw, path.parent), kind)
+        return decode(resolve_paths(search_keys, path.parent), SearchRun)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
