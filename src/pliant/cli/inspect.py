@@ -1,5 +1,6 @@
 """`pliant inspect`: show which filters of a network can be dropped, and what that saves."""
 
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,6 +56,7 @@ def inspect(
         raise ValueError(f"Expected --shape for {model}, like --shape 3,32,32")
     is_text = tokens or model in TOKEN_MODELS
     example = torch.zeros(1, *sizes, dtype=torch.long if is_text else torch.float32)
+    _check_shape(net, example, model)
     if cuts:
         _show_cut_points(net, example, is_json=json)
         return
@@ -66,6 +68,23 @@ def inspect(
         print_json(_describe_sites(elastic_net))
     else:
         print_line(elastic_net.summary())
+
+
+def _check_shape(net: "nn.Module", example: "Tensor", model: str) -> None:
+    """Raise if the network cannot process inputs of this shape."""
+    import torch
+
+    is_training = net.training
+    try:
+        with torch.no_grad():
+            net.eval()(example)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        shape, problem = ",".join(map(str, example.shape[1:])), " ".join(str(error).split())
+        raise ValueError(
+            f"{model}: expected a shape that the network can process, got {shape} ({problem})"
+        ) from error
+    finally:
+        net.train(is_training)
 
 
 def _show_cut_points(net: "nn.Module", example: "Tensor", *, is_json: bool) -> None:
@@ -105,7 +124,12 @@ def load_network(model: str) -> "tuple[nn.Module, tuple[int, ...] | None]":
         raise ValueError(
             f"unknown network {model!r}, and not file.py:function{did_you_mean(model, bundled)}"
         )
-    net = load_function(make_absolute(model, Path()))()
+    make = load_function(make_absolute(model, Path()))
+    try:
+        signature(make).bind()
+    except TypeError as error:
+        raise ValueError(f"{model}: expected a function without arguments, {error}") from None
+    net = make()
     if not isinstance(net, nn.Module):
         raise ValueError(f"{model}: expected an nn.Module, got {type(net).__name__}")
     return net, None
