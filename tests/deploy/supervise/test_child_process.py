@@ -261,6 +261,19 @@ def test_a_log_is_rotated_while_its_process_appends_to_it(tmp_path, monkeypatch)
     assert modes == {"0o600"}
 
 
+def test_the_last_line_of_a_process_is_its_own(tmp_path):
+    log = tmp_path / "superlink.log"
+    log.write_text("ERROR: of an earlier process\n")
+
+    def run(code):
+        child = ChildProcess([sys.executable, "-c", code], log, os.environ)
+        wait_until(lambda: not child.is_alive, "the process to end")
+        return child.read_last_line()
+
+    assert run("pass") == f"it wrote nothing to {log}"
+    assert run("print('first'); print('the port is taken'); print()") == "the port is taken"
+
+
 def test_only_their_owner_reads_the_files_of_processes(tmp_path):
     code = f"open({str(tmp_path / 'state.db')!r}, 'w')"
     child = ChildProcess([sys.executable, "-c", code], tmp_path / "x.log", os.environ)

@@ -51,7 +51,9 @@ class ChildProcess:
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
         with open(log, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            self._log_start = file.tell()  # after the lines of earlier processes
             self._process = subprocess.Popen(
                 list(command),
                 stdout=file,
@@ -63,6 +65,14 @@ class ChildProcess:
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
         self.pid = self._process.pid
+
+    def read_last_line(self) -> str:
+        """Return the last line that this process wrote, or where its output would be."""
+        with open(self._log, "rb") as file:
+            file.seek(self._log_start)
+            lines = file.read().decode(errors="replace").split("\n")
+        written = [line.strip() for line in lines if line.strip()]
+        return written[-1] if written else f"it wrote nothing to {self._log}"
 
     @property
     def exit_code(self) -> int | None:

@@ -237,12 +237,13 @@ class _FlowerServer:
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end:
             if not child.is_alive:
-                raise ChildProcessError(f"superlink did not start: {read_log_tail(path, 5)}")
+                reason = child.read_last_line()
+                raise ChildProcessError(f"SuperLink did not start: {reason} (see {path})")
             with suppress(OSError), socket.create_connection((host, self._port), 1.0):
                 return
             time.sleep(0.1)
         raise ChildProcessError(
-            f"superlink did not listen within {START_SECONDS:g} s; see {path.parent}"
+            f"SuperLink did not listen within {START_SECONDS:g} s; see {path.parent}"
         )
 
     def _start_superexec(self) -> ChildProcess:
