@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -65,9 +66,12 @@ def run(capsys):
 def test_a_run_prints_one_line_per_round_and_fills_its_folder(run, folder, undisturbed, tmp_path):
     code, output, errors = run(folder / "small.toml", "rounds=2", "--out", tmp_path / "run")
     assert (code, errors) == (0, "")
-    lines = output.splitlines()
-    assert [line.split()[1] for line in lines] == ["1/2", "2/2"]
-    assert "accuracy" in lines[-1]
+    first, *rounds, summary, hint = output.splitlines()
+    assert first == f"writing to {tmp_path / 'run'}"
+    assert [line.split()[1] for line in rounds] == ["1/2", "2/2"]
+    assert re.match(r"finished 2 rounds, [\d.]+ s of virtual time: [\d.]+ GMACs, ", summary)
+    assert "accuracy" in summary
+    assert hint == f"next: pliant report {tmp_path / 'run'}"
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert names == [
         "checkpoints",
@@ -96,7 +100,9 @@ def test_the_folder_is_named_after_the_file(run, folder, tmp_path, monkeypatch):
 
 
 def test_resuming_a_finished_run_does_nothing(run, folder, undisturbed):
-    assert run("--resume", folder / "undisturbed") == (0, "", "")
+    code, output, errors = run("--resume", folder / "undisturbed")
+    assert (code, errors) == (0, "")
+    assert [line.split()[0] for line in output.splitlines()] == ["finished", "next:"]
     assert read_events(folder / "undisturbed") == undisturbed
 
 
@@ -108,7 +114,7 @@ def test_a_finished_run_can_get_more_rounds(run, folder, undisturbed, tmp_path):
     records = [json.loads(line) for line in output.splitlines()]
     assert [record["round"] for record in records] == list(range(2, 8))
     assert records[-1]["digest"] == json.loads(undisturbed.splitlines()[-1])["digest"]
-    assert run("--resume", run_folder) == (0, "", "")
+    assert run("--resume", run_folder, "--json") == (0, "", "")
 
 
 def test_a_run_on_changed_images_is_not_resumed(run, folder, tmp_path):
@@ -185,7 +191,7 @@ def test_ctrl_c_stops_after_the_round_and_says_how_to_resume(run, folder, undist
         "stopping after this round (press Ctrl-C again to stop at once)\n"
         f"stopped; resume with `pliant run --resume {run_folder}`\n"
     )
-    assert output.count("\n") == 3
+    assert output.count("\n") == 4  # where the run is written, and three rounds
     newest = max(path.name for path in (run_folder / "checkpoints").iterdir())
     assert newest == "00000003.ckpt"
 

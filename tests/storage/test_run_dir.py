@@ -5,7 +5,12 @@ import pytest
 
 from pliant.storage import run_dir
 from pliant.storage.formats import UnsupportedFormat
-from pliant.storage.run_dir import collect_versions, create_run_dir, read_config
+from pliant.storage.run_dir import (
+    collect_versions,
+    create_run_dir,
+    read_config,
+    remove_unused,
+)
 
 
 def test_a_run_folder_holds_the_config_and_the_versions(tmp_path):
@@ -21,6 +26,32 @@ def test_a_used_run_folder_is_refused_and_left_alone(tmp_path):
     with pytest.raises(FileExistsError, match="already holds a run"):
         create_run_dir(tmp_path, {"rounds": 4})
     assert read_config(tmp_path) == {"rounds": 3}
+
+
+def fail_after(folder, *lines):
+    """Write a run folder with these lines of records, then fail."""
+
+    def start_run():
+        with remove_unused(folder):
+            create_run_dir(folder, {"rounds": 3})
+            (folder / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
+            raise ValueError("refused")
+
+    with pytest.raises(ValueError, match="refused"):
+        start_run()
+
+
+def test_a_refused_run_leaves_neither_its_folder_nor_new_ones_above(tmp_path):
+    fail_after(tmp_path / "runs" / "new", "header")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_records_and_folders_that_were_there_before_are_kept(tmp_path):
+    fail_after(tmp_path / "runs" / "recorded", "header", "a round")
+    assert read_config(tmp_path / "runs" / "recorded") == {"rounds": 3}
+    (tmp_path / "own").mkdir()
+    fail_after(tmp_path / "own", "header")
+    assert read_config(tmp_path / "own") == {"rounds": 3}
 
 
 def test_the_commit_is_the_packages_own_and_never_the_users(tmp_path):

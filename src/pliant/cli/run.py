@@ -1,6 +1,7 @@
 """`pliant run`: run an experiment from its TOML file, or resume one."""
 
 import errno
+import shlex
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -39,18 +40,22 @@ def run(
         tensorboard: Also write TensorBoard event files to FOLDER/tensorboard.
         json: Print one JSON record per round instead of a table.
     """
+    from pliant.cli.progress import print_line
     from pliant.experiment.build import build_experiment, check_simulated, run_experiment
     from pliant.experiment.config import start_run
     from pliant.report.tensorboard import write_tensorboard
+    from pliant.storage.run_dir import remove_unused
 
     folder, experiment = _load_run(spec, overrides, out, resume)
     check_simulated(experiment)
     net, data = build_experiment(experiment)
-    if resume is None:  # not earlier, so that an experiment that cannot be built leaves no folder
-        start_run(folder, experiment)
-    advice = f"resume with `pliant run --resume {folder}`"
+    advice = f"resume with `pliant run --resume {shlex.quote(str(folder))}`"
     try:
-        with _stop_after_round() as stop:
+        with remove_unused(folder), _stop_after_round() as stop:
+            if resume is None:
+                start_run(folder, experiment)
+                if not json:
+                    print_line(f"writing to {folder}")
             rounds = run_experiment(
                 experiment, net, data, workers=experiment.workers, folder=folder,
                 is_stopped=stop.is_set,
@@ -68,7 +73,26 @@ def run(
     if stop.is_set() and (last is None or last.digest is None):
         sys.stderr.write(f"stopped; {advice}\n")
         return 130
+    if not json:
+        print_line(_describe_end(folder))
     return 0
+
+
+def _describe_end(folder: Path) -> str:
+    """Return the totals of a finished run and the command that shows more."""
+    from pliant.analysis.records import read_rounds
+    from pliant.cli.progress import format_scores
+
+    rounds = read_rounds(folder)
+    last = rounds[-1]
+    gigamacs = sum(record.macs for record in rounds) / 1e9
+    megabytes = sum(record.up + record.down for record in rounds) / 1e6
+    unit = "round" if last.staleness is None else "version"
+    return (
+        f"finished {len(rounds)} {unit}{'s' * (len(rounds) > 1)}, {last.seconds:.1f} s of virtual "
+        f"time: {gigamacs:.1f} GMACs, {megabytes:.1f} MB sent{format_scores(last)}\n"
+        f"next: pliant report {shlex.quote(str(folder))}"
+    )
 
 
 def _load_run(

@@ -73,30 +73,30 @@ def run_search(
     import msgspec
 
     from pliant.experiment.build import build_search
-    from pliant.storage.run_dir import create_run_dir, read_config
+    from pliant.storage.run_dir import create_run_dir, read_config, remove_unused
     from pliant.table_search.run import check_sides, copy_trials, iter_search
     from pliant.value import decode, encode
 
     net, proxy = build_search(run)  # may fail, so before creating the folder
     check_sides(net, proxy, run.search, run.network.elastic_options)
     saved = msgspec.structs.replace(run, workers=type(run).__struct_defaults__[-1])
-    if not (folder / "config.json").exists():
-        if records_folder is not None:
-            copy_trials(records_folder, folder)
-        create_run_dir(folder, encode(saved))
-    elif decode(read_config(folder), type(run)) != saved:
-        raise ValueError(f"{folder} holds another search: choose another folder with --out")
-    make = partial(build_search, run)
-    steps = iter_search(
-        net,
-        proxy,
-        run.search,
-        workers=run.workers,
-        folder=folder,
-        make_inputs=make,
-        elastic_options=run.network.elastic_options,
-    )
-    return _show_progress(steps, is_json=is_json)
+    with remove_unused(folder):
+        if not (folder / "config.json").exists():
+            if records_folder is not None:
+                copy_trials(records_folder, folder)
+            create_run_dir(folder, encode(saved))
+        elif decode(read_config(folder), type(run)) != saved:
+            raise ValueError(f"{folder} holds another search: choose another folder with --out")
+        steps = iter_search(
+            net,
+            proxy,
+            run.search,
+            workers=run.workers,
+            folder=folder,
+            make_inputs=partial(build_search, run),
+            elastic_options=run.network.elastic_options,
+        )
+        return _show_progress(steps, is_json=is_json)
 
 
 def _show_progress(steps: "Iterator[SearchProgress]", *, is_json: bool) -> str:

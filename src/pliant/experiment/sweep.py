@@ -20,14 +20,14 @@ from pliant.engine.run_store import read_records
 from pliant.experiment.build import build_experiment, check_simulated, run_experiment
 from pliant.experiment.config import (
     Experiment,
+    decode_experiment,
     load_run_config,
     read_toml,
-    resolve_paths,
     start_run,
 )
 from pliant.params import Params
-from pliant.storage.run_dir import CONFIG_FILE
-from pliant.value import decode, describe_difference, encode
+from pliant.storage.run_dir import CONFIG_FILE, remove_unused
+from pliant.value import describe_difference, encode
 from pliant.workers.pool import AnyWorkers, InlineWorkers, ProcessWorkers, open_pool
 
 
@@ -81,7 +81,7 @@ def _make_run(
         raw = _set_value(raw, key.split("."), value)
         axis_values.append((key, name))
     try:
-        return SweepRun(tuple(axis_values), decode(resolve_paths(raw, path.parent), Experiment))
+        return SweepRun(tuple(axis_values), decode_experiment(raw, path.parent))
     except ValueError as error:
         values = ", ".join(f"{key} = {name}" for key, name in axis_values)
         raise ValueError(f"{path} with {values or 'no matrix'}: {error}") from None
@@ -113,11 +113,12 @@ def run_sweep(
     unfinished = [run for run in runs if not is_finished(folder / run.name)]
     for run in unfinished:
         check_simulated(run.experiment)
-    for run in unfinished:
-        if run not in started:
-            start_run(folder / run.name, run.experiment)
-    with open_pool(workers, _skip_setup, partial(_run_one, folder)) as pool:
-        pool.run(unfinished, {}, on_finish=on_finish)
+    with remove_unused(*(folder / run.name for run in unfinished)):
+        for run in unfinished:
+            if run not in started:
+                start_run(folder / run.name, run.experiment)
+        with open_pool(workers, _skip_setup, partial(_run_one, folder)) as pool:
+            pool.run(unfinished, {}, on_finish=on_finish)
 
 
 def resolve_workers(runs: Sequence[SweepRun]) -> AnyWorkers:

@@ -3,12 +3,14 @@
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from pliant.storage.run_lock import RunLock
 TORCH_THREADS = 1  # in every process of a run, so that no result depends on the cores
 CONFIG_FILE = "config.json"
 INPUTS_FILE = "inputs.json"
+RECORD_FILES = ("events.jsonl", "trials.jsonl")  # of runs and of searches
 LIBRARIES = ("pliant", "torch", "numpy", "msgspec", "safetensors", "pymoo", "flwr", "ray")
 
 
@@ -30,6 +33,34 @@ def create_run_dir(folder: Path, config: dict[str, Any]) -> None:
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     _write_json(folder / "versions.json", {"command": command} | collect_versions())
     _write_json(folder / CONFIG_FILE, {"format": formats.RUN_CONFIG.number} | config)
+
+
+@contextmanager
+def remove_unused(*folders: Path) -> Iterator[None]:
+    """Remove folders that are new and hold no record yet if what is done here fails.
+
+    Otherwise the folder of a run that was refused would block the corrected one.
+    """
+    new_folders = [folder for folder in folders if not folder.exists()]
+    new_parents = {p for folder in new_folders for p in folder.parents if not p.exists()}
+    try:
+        yield
+    except Exception:
+        for folder in new_folders:
+            if not any(_has_records(folder / name) for name in RECORD_FILES):
+                shutil.rmtree(folder, ignore_errors=True)
+        for parent in sorted(new_parents, key=lambda path: -len(path.parts)):
+            with suppress(OSError):  # it is not empty
+                parent.rmdir()
+        raise
+
+
+def _has_records(path: Path) -> bool:
+    """Return whether a file has a line after its header."""
+    if not path.exists():
+        return False
+    with open(path, "rb") as file:
+        return len(list(islice(file, 2))) == 2
 
 
 def read_config(folder: Path) -> dict[str, Any]:
