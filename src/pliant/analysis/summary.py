@@ -18,6 +18,9 @@ AxisValues = tuple[tuple[str, str], ...]
 Rounds = Sequence[RoundFields]  # of one run
 
 
+EQUAL_TIME = 0.02  # runs whose lengths differ by less count as equally long
+
+
 @dataclass(frozen=True)
 class SummaryRow:
     """One row of the summary: runs that differ only in their seed."""
@@ -48,6 +51,9 @@ class SummaryRow:
     device_accuracy: float | None = None  # weighted by test images
     device_spread: float | None = None
     worst_decile: float | None = None
+    # where the shortest run of the table ends; None if all runs last equally long
+    equal_seconds: float | None = None
+    equal_accuracy: float | None = None  # mean over runs
 
     @property
     def mean_accuracy(self) -> float:
@@ -76,6 +82,7 @@ def summarise_groups(groups: list[RunGroup], target: float) -> list[SummaryRow]:
 
 def _summarise(groups: Mapping[AxisValues, Sequence[Rounds]], target: float) -> list[SummaryRow]:
     rows = [_summarise_group(group, runs, target) for group, runs in groups.items()]
+    rows = _compare_at_equal_time(rows, list(groups.values()))
     budgets = get_budgets(rows)
     return [
         replace(
@@ -87,6 +94,24 @@ def _summarise(groups: Mapping[AxisValues, Sequence[Rounds]], target: float) -> 
         )
         for row in rows
     ]
+
+
+def _compare_at_equal_time(
+    rows: list[SummaryRow], groups: Sequence[Sequence[Rounds]]
+) -> list[SummaryRow]:
+    """Add the accuracies at the end of the shortest run, if others last longer."""
+    ends = [run[-1].seconds for runs in groups for run in runs]
+    if not ends or max(ends) <= (1 + EQUAL_TIME) * min(ends):
+        return rows
+    limit = (1 + 1e-9) * min(ends)
+    compared = []
+    for row, runs in zip(rows, groups, strict=True):
+        known = [[r.accuracy for r in run if r.accuracy is not None and r.seconds <= limit]
+                 for run in runs]  # fmt: skip
+        last = [accuracies[-1] for accuracies in known if accuracies]
+        accuracy = statistics.fmean(last) if len(last) == len(runs) else None
+        compared.append(replace(row, equal_seconds=min(ends), equal_accuracy=accuracy))
+    return compared
 
 
 def get_budgets(rows: Sequence[SummaryRow]) -> tuple[float, float]:
@@ -195,6 +220,7 @@ def _format_row(row: SummaryRow, target: float) -> dict[str, str]:
         "seeds": f"{row.seeds}",
         "rounds": f"{row.rounds:g}",
         "accuracy": spread if row.seeds > 1 else format_percent(mean),
+        f"at {row.equal_seconds or 0.0:.4g} s": format_percent(row.equal_accuracy),
         "on devices": format_percent(row.device_accuracy),
         "spread": format_percent(row.device_spread),
         "worst decile": format_percent(row.worst_decile),

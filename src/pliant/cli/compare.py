@@ -1,13 +1,22 @@
 """`pliant compare`: run a TOML file with a [matrix] and print a summary table."""
 
+import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pliant.analysis.summary import SummaryRow
     from pliant.experiment.sweep import SweepRun
     from pliant.workers.pool import AnyWorkers
+
+MAX_WIDTH, MAX_LABEL = 100, 32  # characters
+# Columns that make room for the others, by the start of their headings.
+LEAST_IMPORTANT = ("images", "best", "trained", "lost", "C3 local", "local", "used", "rounds to")
+POLL_SECONDS = 0.5
 
 
 def compare(
@@ -48,7 +57,8 @@ def compare(
             f"file as it is: pliant run {spec}"
         )
     workers = resolve_workers(runs)
-    folder = (out or Path("runs") / spec.stem).resolve()
+    named = out or Path("runs") / spec.stem
+    folder = named.resolve()
     if fresh and (old_folder := move_aside(folder)):
         sys.stderr.write(f"renamed {folder} to {old_folder.name}\n")
     try:
@@ -59,25 +69,71 @@ def compare(
         export_tensorboard(folder / run.name)
     rows = summarise(runs, folder, target)
     sys.stdout.write(_format_json(rows) if json else _format_table(rows, target))
+    if not json:
+        sys.stdout.write(f"next: pliant report {shlex.quote(str(named))}\n")
 
 
 def run_with_bar(
     runs: "list[SweepRun]", folder: Path, workers: "AnyWorkers", *, prints: bool = False
 ) -> None:
-    """Run or resume a sweep under a progress bar; print the finished runs if wanted."""
+    """Run or resume a sweep under a bar of all its rounds; print the finished runs if wanted."""
     from pliant.cli.progress import show_bar
     from pliant.experiment.sweep import is_finished, run_sweep
 
     finished = [run.name for run in runs if is_finished(folder / run.name)]
-    with show_bar("runs", len(runs), len(finished)) as show_count:
+    followers = [_RoundFollower(run, folder / run.name) for run in runs]
+    total = sum(run.experiment.rounds for run in runs)
+    with show_bar("rounds", total, sum(follower.count() for follower in followers)) as show_count:
 
         def show_finished(run: "SweepRun") -> None:
             finished.append(run.name)
             if prints:
                 sys.stderr.write(f"finished {run.name} ({len(finished)} of {len(runs)})\n")
-            show_count(len(finished))
 
-        run_sweep(runs, folder, workers, show_finished)
+        with _repeat(lambda: show_count(sum(follower.count() for follower in followers))):
+            run_sweep(runs, folder, workers, show_finished)
+
+
+class _RoundFollower:
+    """The rounds that a run has recorded so far, read as its file grows."""
+
+    def __init__(self, run: "SweepRun", folder: Path) -> None:
+        from pliant.engine.run_store import EVENTS_FILE
+        from pliant.storage.tail import FileTail
+
+        self._experiment, self._tail = run.experiment, FileTail(folder / EVENTS_FILE)
+        self._done = 0
+
+    def count(self) -> int:
+        """Return the rounds so far; of a run that ends by its seconds, a share of all rounds."""
+        from pliant.analysis.records import decode_round
+
+        is_cut, lines = self._tail.read_new_lines()
+        self._done = 0 if is_cut else self._done
+        rounds, seconds = self._experiment.rounds, self._experiment.seconds
+        for record in filter(None, map(decode_round, lines.splitlines(keepends=True))):
+            share = 1.0 if record.digest else (record.seconds / seconds if seconds else 0.0)
+            self._done = max(round(share * rounds), 0 if seconds else record.round + 1)
+        return min(self._done, rounds)
+
+
+@contextmanager
+def _repeat(function: Callable[[], object]) -> Iterator[None]:
+    """Call a function now and then in a thread, and once more at the end."""
+    stop = Event()
+
+    def call_until_stopped() -> None:
+        while not stop.wait(POLL_SECONDS):
+            function()
+
+    thread = Thread(target=call_until_stopped, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        function()
 
 
 def _format_json(rows: "list[SummaryRow]") -> str:
@@ -94,29 +150,51 @@ def _format_json(rows: "list[SummaryRow]") -> str:
 
 
 def _format_table(rows: "list[SummaryRow]", target: float) -> str:
-    width = max((len(row.label) for row in rows), default=0)
-    head = (
-        f"{'':{width}}  {'accuracy':>15}  {'trained':>7}  {f'rounds to {target:.0%}':>14}  "
-        f"{'seconds':>8}  {'images':>8}  {'GMACs':>9}  {'MB':>8}  {'used':>5}  {'lost':>5}  "
-        f"{'best':>7}  {'local':>7}  {'C3':>5}  {'C3 local':>8}"
-    )
-    lines = [head]
-    for row in rows:
-        mean, spread = row.accuracy or (0.0, 0.0)
-        used = "-" if row.utilisation is None else f"{row.utilisation:.0%}"
-        lost = "-" if row.lost_share is None else f"{row.lost_share:.0%}"
-        trained = "" if row.trained_accuracy is None else f"{row.trained_accuracy:.2%}"
-        local = "" if row.local_accuracy is None else f"{row.local_accuracy:.2%}"
-        local_c3 = "" if row.local_c3 is None else f"{row.local_c3:.3f}"
-        rounds = "-" if row.rounds_to_target is None else f"{row.rounds_to_target:.1f}"
-        seconds = "-" if row.seconds_to_target is None else f"{row.seconds_to_target:.1f}"
-        lines.append(
-            f"{row.label:{width}}  {mean:7.2%} ± {spread:5.2%}  {trained:>7}  {rounds:>14}  "
-            f"{seconds:>8}  {row.images:8.0f}  {row.gigamacs:9.1f}  {row.megabytes:8.1f}  "
-            f"{used:>5}  {lost:>5}  {row.best_accuracy:7.2%}  {local:>7}  {row.c3:5.3f}  "
-            f"{local_c3:>8}"
-        )
+    """Return a table of at most `MAX_WIDTH` columns; what does not fit is in the JSON output."""
+    texts = [_format_row(row, target) for row in rows]
+    first, *names = texts[0]
+    columns = [first, *(name for name in names if any(text[name] for text in texts))]
+    widths = {name: max(len(name), *(len(text[name]) for text in texts)) for name in columns}
+    dropped = []
+    for name in [name for start in LEAST_IMPORTANT for name in columns if name.startswith(start)]:
+        if sum(widths[column] + 2 for column in columns) - 2 > MAX_WIDTH:
+            columns.remove(name)
+            dropped.append(name)
+    lines = [
+        f"{text[first]:{widths[first]}}"
+        + "".join(f"  {text[name] or '-':>{widths[name]}}" for name in columns[1:])
+        for text in [{name: name for name in columns} | {first: ""}, *texts]
+    ]
+    if dropped:
+        lines.append(f"--json also has {', '.join(dropped)}")
     return "\n".join([*lines, *_describe_budgets(rows)]) + "\n"
+
+
+def _format_row(row: "SummaryRow", target: float) -> dict[str, str]:
+    """Return the cells of a row by heading; a cell is empty if its value is not known."""
+    mean, spread = row.accuracy or (0.0, 0.0)
+
+    def format_known(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    label = row.label
+    return {
+        "method": label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…",
+        "accuracy": f"{mean:.2%} ± {spread:.2%}" if row.seeds > 1 else f"{mean:.2%}",
+        f"at {row.equal_seconds or 0.0:.4g} s": format_known(row.equal_accuracy, ".2%"),
+        "trained": format_known(row.trained_accuracy, ".2%"),
+        f"rounds to {target:.0%}": format_known(row.rounds_to_target, ".1f"),
+        f"s to {target:.0%}": format_known(row.seconds_to_target, ".1f"),
+        "images": f"{row.images:.0f}",
+        "GMACs": f"{row.gigamacs:.1f}",
+        "MB": f"{row.megabytes:.1f}",
+        "used": format_known(row.utilisation, ".0%"),
+        "lost": format_known(row.lost_share, ".0%"),
+        "best": f"{row.best_accuracy:.2%}",
+        "local": format_known(row.local_accuracy, ".2%"),
+        "C3": f"{row.c3:.3f}",
+        "C3 local": format_known(row.local_c3, ".3f"),
+    }
 
 
 def _describe_budgets(rows: "list[SummaryRow]") -> list[str]:
