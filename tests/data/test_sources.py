@@ -140,7 +140,7 @@ def test_cifar100_has_500_training_images_per_class():
 
 def test_a_source_is_loaded_by_its_name():
     assert len(load_dataset("digits").train) == 8000
-    with pytest.raises(LookupError, match=r"expected one of digits, .*, got imagenet"):
+    with pytest.raises(LookupError, match=r"expected one of digits, .*, got 'imagenet'"):
         load_dataset("imagenet")
 
 

@@ -49,7 +49,7 @@ class Mixture:
     classes: int
 
 
-def mixed_noniid(root: Path | None = None, seed: int = 0) -> Mixture:
+def mixed_noniid(root: str | Path | None = None, seed: int = 0) -> Mixture:
     """Give each of five clients five classes of a different data set, relabelled 0 to 4.
 
     Train, test and validation parts are 70, 20 and 10 % of the pooled set. A label means something
@@ -62,7 +62,7 @@ def mixed_noniid(root: Path | None = None, seed: int = 0) -> Mixture:
     return Mixture("mixed_noniid", clients, classes=5)
 
 
-def mixed_cifar(root: Path | None = None, seed: int = 0) -> Mixture:
+def mixed_cifar(root: str | Path | None = None, seed: int = 0) -> Mixture:
     """Give each of five clients two classes of CIFAR-10 with their own labels, split 90 to 10 %."""
     pixels, labels = _pool_train_and_test(load_dataset("cifar10", root))
     order = rng_stream(seed, "mixture", "mixed_cifar", "classes").permutation(10)

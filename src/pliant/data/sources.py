@@ -28,7 +28,7 @@ _CIFAR10_STATISTICS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 _CIFAR100_STATISTICS = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
 
-def digits(root: Path | None = None) -> TrainTestData:
+def digits(root: str | Path | None = None) -> TrainTestData:
     """Load the embedded digits, 8,000 for training and 2,000 for testing; `root` is ignored."""
     (file,) = published.DIGITS.files
     path = Path(published.DIGITS.folder, file.name)
@@ -47,7 +47,7 @@ def _read_digits(path: Path, digest: str) -> tuple[Tensor, Tensor]:
     return pair_images_with_labels(images, labels, path)
 
 
-def mnist(root: Path | None = None) -> TrainTestData:
+def mnist(root: str | Path | None = None) -> TrainTestData:
     """Load MNIST.
 
     Images are grouped by writer if `writer_ids.npz` or QMNIST's label tables
@@ -59,7 +59,7 @@ def mnist(root: Path | None = None) -> TrainTestData:
     return TrainTestData(replace(train, groups=writers), replace(test, groups=test_writers))
 
 
-def fashion_mnist(root: Path | None = None) -> TrainTestData:
+def fashion_mnist(root: str | Path | None = None) -> TrainTestData:
     """Load Fashion-MNIST."""
     return TrainTestData(
         _read_idx_images(published.FASHION_MNIST, root, "train", _FASHION_MNIST_STATISTICS),
@@ -67,23 +67,23 @@ def fashion_mnist(root: Path | None = None) -> TrainTestData:
     )
 
 
-def notmnist(root: Path | None = None, *, test: float = 0.2, seed: int = 0) -> TrainTestData:
+def notmnist(root: str | Path | None = None, *, test: float = 0.2, seed: int = 0) -> TrainTestData:
     """Load notMNIST, with a test part drawn by the seed because it has none."""
     images = _read_idx_images(published.NOTMNIST, root, "t10k", _NOTMNIST_STATISTICS)
     return split_train_test(images, test=test, seed=seed)
 
 
-def cifar10(root: Path | None = None) -> TrainTestData:
+def cifar10(root: str | Path | None = None) -> TrainTestData:
     """Load CIFAR-10 from its binary version."""
     return _load_cifar(published.CIFAR10, root, 10, _CIFAR10_STATISTICS)
 
 
-def cifar100(root: Path | None = None) -> TrainTestData:
+def cifar100(root: str | Path | None = None) -> TrainTestData:
     """Load CIFAR-100 with its fine labels from its binary version."""
     return _load_cifar(published.CIFAR100, root, 100, _CIFAR100_STATISTICS)
 
 
-def femnist(root: Path | None = None) -> TrainTestData:
+def femnist(root: str | Path | None = None) -> TrainTestData:
     """Load FEMNIST as written by LEAF's scripts, grouped by user."""
     root = get_data_root(root)
     parts = []
@@ -103,7 +103,7 @@ def femnist(root: Path | None = None) -> TrainTestData:
 
 
 def _read_idx_images(
-    manifest: DatasetManifest, root: Path | None, part: str, statistics: ChannelStatistics
+    manifest: DatasetManifest, root: str | Path | None, part: str, statistics: ChannelStatistics
 ) -> ImageDataset:
     names = (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte")
     paths = [locate_file(get_data_root(root), manifest, name) for name in names]
@@ -118,7 +118,7 @@ def _read_idx_images(
 
 
 def _load_cifar(
-    manifest: DatasetManifest, root: Path | None, classes: int, statistics: ChannelStatistics
+    manifest: DatasetManifest, root: str | Path | None, classes: int, statistics: ChannelStatistics
 ) -> TrainTestData:
     def read(files: Sequence[DataFile], count: int) -> ImageDataset:
         pixels, labels = read_cifar(
@@ -137,7 +137,7 @@ def _load_cifar(
 class NamedDataset(NamedTuple):
     """A loader and the files that it reads."""
 
-    load: Callable[[Path | None], TrainTestData]
+    load: Callable[[str | Path | None], TrainTestData]
     manifest: DatasetManifest
 
 
@@ -155,10 +155,10 @@ DATASETS = {
 def find_dataset(name: str) -> NamedDataset:
     """Return the data set with this name."""
     if name not in DATASETS:
-        raise LookupError(f"expected one of {', '.join(DATASETS)}, got {name}")
+        raise LookupError(f"expected one of {', '.join(DATASETS)}, got {name!r}")
     return DATASETS[name]
 
 
-def load_dataset(name: str, root: Path | None = None) -> TrainTestData:
+def load_dataset(name: str, root: str | Path | None = None) -> TrainTestData:
     """Load the data set with this name."""
     return find_dataset(name).load(root)

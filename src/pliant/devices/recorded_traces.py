@@ -41,6 +41,11 @@ class RecordedTrace(Value, frozen=True, tag="recorded"):
     path: Annotated[str, Meta(min_length=1)]
     period: Positive | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.path, Path):
+            msgspec.structs.force_setattr(self, "path", str(self.path))
+        Value.__post_init__(self)
+
     def compute_speeds(self, query: TraceQuery, start: float, length: float) -> PiecewiseConstant:
         patterns = read_speeds(self.path, self.period, read_stamp(self.path))
         return expand_patterns(patterns, query.devices, start, length)
@@ -59,6 +64,11 @@ class RecordedAvailability(Value, frozen=True, tag="availability"):
     """
 
     path: Annotated[str, Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.path, Path):
+            msgspec.structs.force_setattr(self, "path", str(self.path))
+        Value.__post_init__(self)
 
     def compute_speeds(self, query: TraceQuery, start: float, length: float) -> PiecewiseConstant:
         patterns = read_windows(self.path, read_stamp(self.path))

@@ -152,7 +152,7 @@ def _add_path_to_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def read_records(folder: Path) -> Iterator[Record]:
+def read_records(folder: str | Path) -> Iterator[Record]:
     """Yield the records of the run in a folder.
 
     >>> import tempfile
@@ -166,7 +166,7 @@ def read_records(folder: Path) -> Iterator[Record]:
     ['TaskRecord', 'TaskRecord', 'TaskRecord', 'TaskRecord', 'RoundRecord']
     """
     record_type: Any = Record  # a union is not a type[T]
-    yield from read_jsonl(folder / EVENTS_FILE, record_type, formats.RECORDS)
+    yield from read_jsonl(Path(folder, EVENTS_FILE), record_type, formats.RECORDS)
 
 
 def load_run_state(
@@ -179,7 +179,7 @@ def load_run_state(
     return _build_run_state(newest[1], newest[2], state_type, device_state_type)
 
 
-def load_trained_params(folder: Path) -> Params:
+def load_trained_params(folder: str | Path) -> Params:
     """Return the parameters in the newest checkpoint of a run.
 
     >>> import tempfile
@@ -192,7 +192,7 @@ def load_trained_params(folder: Path) -> Params:
     ...     net.load_state_dict(pl.load_trained_params(run))
     <All keys matched successfully>
     """
-    newest = checkpoint.load_newest(folder / CHECKPOINTS, with_parts=False)
+    newest = checkpoint.load_newest(Path(folder, CHECKPOINTS), with_parts=False)
     if newest is None:
         raise ValueError(f"{folder}: expected a run with a checkpoint, found none")
     run_state = _build_run_state(newest[1], newest[2], ServerState, NoneType)

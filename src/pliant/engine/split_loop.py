@@ -57,7 +57,7 @@ def simulate_split(
     *,
     settings: RunSettings | None = None,
     server_speed: float | None = None,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     is_dry: bool = False,
     is_stopped: Callable[[], bool] = lambda: False,
     make_client: ClientFactory | None = None,
@@ -114,7 +114,7 @@ def simulate_split(
         session,
         settings,
         make_environment,
-        folder=folder,
+        folder=None if folder is None else Path(folder),
         inputs=inputs,
         is_stopped=is_stopped,
     )

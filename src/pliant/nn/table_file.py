@@ -15,7 +15,7 @@ from pliant.storage import atomic, formats
 FLOAT_COLUMNS = ("gains", "seconds", "batch_shares", "stages")
 
 
-def save_table(path: Path, table: ParetoTable, provenance: Any = None) -> Path:
+def save_table(path: str | Path, table: ParetoTable, provenance: Any = None) -> Path:
     """Write a table together with its provenance, a plain value.
 
     >>> import tempfile
@@ -47,8 +47,8 @@ def save_table(path: Path, table: ParetoTable, provenance: Any = None) -> Path:
     }
     # A single entry, because safetensors does not fix the order: equal tables make equal files.
     metadata = {"table": msgspec.json.encode(header).decode()}
-    atomic.write_bytes(path, safetensors.numpy.save(tensors, metadata))
-    return path
+    atomic.write_bytes(Path(path), safetensors.numpy.save(tensors, metadata))
+    return Path(path)
 
 
 def _to_smallest_dtype(rates: tuple[tuple[float, ...], ...]) -> NDArray[Any]:
@@ -58,7 +58,7 @@ def _to_smallest_dtype(rates: tuple[tuple[float, ...], ...]) -> NDArray[Any]:
     return single if np.array_equal(single.astype(np.float64), double) else double
 
 
-def load_table(path: Path) -> ParetoTable:
+def load_table(path: str | Path) -> ParetoTable:
     """Read a table file.
 
     >>> import tempfile
@@ -71,7 +71,7 @@ def load_table(path: Path) -> ParetoTable:
     ...     pl.load_table(path).rates
     ((0.5, 0.5), (0.25, 0.25), (0.0, 0.0))
     """
-    return _read_table(path)[0]
+    return _read_table(Path(path))[0]
 
 
 def read_provenance(path: Path) -> Any:
@@ -106,5 +106,7 @@ def _read_table(path: Path) -> tuple[ParetoTable, Any]:
         raise
     except KeyError as error:
         raise ValueError(f"{path}: expected a pliant table, found no {error}") from None
-    except (ValueError, zlib.error, safetensors.SafetensorError, msgspec.DecodeError) as error:
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path}: expected a table of `pliant search`: {error}") from None
+    except (ValueError, zlib.error, msgspec.DecodeError) as error:
         raise ValueError(f"{path}: {error}") from None

@@ -18,7 +18,9 @@ from pliant.storage import atomic
 from pliant.value import Value
 
 
-def get_data_root(root: Path | None = None, environment: Mapping[str, str] = os.environ) -> Path:
+def get_data_root(
+    root: str | Path | None = None, environment: Mapping[str, str] = os.environ
+) -> Path:
     """Return the folder of all data sets: `root`, PLIANT_DATA or the user's cache folder."""
     if root is not None:
         return Path(root).expanduser()

@@ -18,7 +18,7 @@ GREY_MODES = frozenset({"1", "L"})
 COLOUR_MODES = frozenset({"P", "RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr"})
 
 
-def image_folder(path: Path, *, test: float = 0.2, seed: int = 0) -> TrainTestData:
+def image_folder(path: str | Path, *, test: float = 0.2, seed: int = 0) -> TrainTestData:
     """Read images whose class is their sub-folder.
 
     Sub-folders `train` and `test`, if both exist, are the two parts; otherwise the share `test` is
