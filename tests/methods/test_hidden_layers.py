@@ -26,8 +26,9 @@ from pliant.methods import (
     LocalTraining,
 )
 from pliant.methods.base import TaskKey
-from pliant.nn.elastic import ElasticOptions, elastic
+from pliant.nn.elastic import elastic
 from pliant.nn.models import femnist_cnn
+from pliant.nn.sites import ElasticOptions
 from pliant.params import get_params, nbytes
 from pliant.workers.pool import InlineWorkers
 

@@ -19,8 +19,9 @@ from pliant.nn.check_key import PASSED
 from pliant.nn.compiler.preserve import preserve, switch_to_training
 from pliant.nn.compiler.refusals import NotTraceable
 from pliant.nn.compiler.trace import trace
-from pliant.nn.elastic import Elastic, ElasticOptions, elastic
+from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.self_check import check_elastic
+from pliant.nn.sites import ElasticOptions
 
 EXAMPLE = torch.zeros(1, 3, 8, 8)
 Change = Callable[[Any], Any]

@@ -14,7 +14,7 @@ from tests.engine.small_runs import images, network
 from tests.table_search import search_once
 
 import pliant
-from pliant.nn.elastic import ElasticOptions
+from pliant.nn.sites import ElasticOptions
 from pliant.nn.table_file import load_table, read_provenance
 from pliant.table_search import StepTimeModel, SurrogateSearch, UniformRates
 from pliant.table_search.run import SNAPSHOT_FILE, TABLE_FILE, iter_search, open_search, search

@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pliant.data.images import ImageDataset
-from pliant.data.partition import Partition, Shares, summarise_shares
+from pliant.data.partition import Partition, Shares, class_counts, summarise_shares
+from pliant.html_table import make_html_table
 from pliant.rng import rng_stream
 from pliant.value import Fraction, NonNegative, Value
+
+MAX_HTML_ROWS = 10
 
 
 class DataGrowth(Value, frozen=True):
@@ -150,6 +153,18 @@ class FederatedData:
         """Describe the devices, the proxy part and the test part in one line."""
         devices = summarise_shares(self.shares, self.train.labels.numpy())
         return f"{self.train.name}: {devices}; proxy {len(self.proxy):,}, test {len(self.test):,}"
+
+    def __repr__(self) -> str:
+        return f"FederatedData({self.summary()})"
+
+    def _repr_html_(self) -> str:
+        counts = class_counts(self.shares, self.train.labels.numpy(), self.train.classes)
+        rows = [(device, len(share), *counts[device]) for device, share in enumerate(self.shares)]
+        header = ("device", "images", *(f"class {number}" for number in range(self.train.classes)))
+        title = self.summary()
+        if len(rows) > MAX_HTML_ROWS:
+            title += f"; the first {MAX_HTML_ROWS} devices"
+        return make_html_table(title, header, rows[:MAX_HTML_ROWS])
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,6 +39,10 @@ class ImageDataset:
     def __post_init__(self) -> None:
         _check_images(self)
 
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.shape))
+        return f"ImageDataset({self.name}: {len(self):,} of {shape}, {self.classes} classes)"
+
     @staticmethod
     def from_tensors(
         pixels: Tensor,

@@ -15,6 +15,7 @@ from pliant.devices.piecewise import PiecewiseConstant, make_constant, stack_dev
 from pliant.devices.synthetic_traces import ConstantTrace, TraceQuery
 from pliant.devices.traces import Trace
 from pliant.devices.vector_rng import MAX_DEVICES, FloatArray, IntArray, sample_uniforms
+from pliant.html_table import make_html_table
 from pliant.rng import Address
 from pliant.value import NonNegative, Positive, Value
 
@@ -98,6 +99,24 @@ class Fleet(Value, frozen=True):
     classes: Annotated[tuple[DeviceClass, ...], Meta(min_length=1)] = (DeviceClass(),)
     round_seconds: Positive = 1.0
     macs_per_second: Positive | None = None
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(device_class.name for device_class in self.classes)
+        return f"Fleet({self.size:,} devices, {kinds}, speed={self.speed})"
+
+    def _repr_html_(self) -> str:
+        total = sum(device_class.share for device_class in self.classes)
+        header = ("class", "share", "speed", "up", "down", "latency", "memory")
+        rows = [
+            (
+                kind.name, f"{kind.share / total:.0%}", kind.speed or self.speed,
+                _describe_link(kind.up), _describe_link(kind.down), f"{kind.latency:g} s",
+                "any" if kind.memory is None else f"{kind.memory / 1e6:g} MB",
+            )
+            for kind in self.classes
+        ]  # fmt: skip
+        title = f"{self.size:,} devices, rounds of {self.round_seconds:g} s"
+        return make_html_table(title, header, rows)
 
     def device(self, index: int, *, seed: int = 0) -> "FleetDevice":
         self.check_devices(np.array([index]))
@@ -206,6 +225,12 @@ class Fleet(Value, frozen=True):
             parts.append(traces[class_index].compute_speeds(query, start, length))
             positions.append(members)
         return stack_devices(parts, positions) if len(parts) != 1 else parts[0]
+
+
+def _describe_link(link: float | Trace | None) -> str:
+    if link is None:
+        return "no limit"
+    return f"{link / 1e6:g} MB/s" if isinstance(link, float) else str(link)
 
 
 def _is_trace(link: float | Trace | None) -> TypeGuard[Trace]:

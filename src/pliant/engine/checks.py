@@ -21,8 +21,8 @@ from pliant.methods.verbs import (
     SharesPredictions,
     get_inner_method,
 )
-from pliant.nn.elastic import ElasticOptions
 from pliant.nn.norm_statistics import ReestimatedStats, check_proxy_size, find_norms
+from pliant.nn.sites import ElasticOptions
 
 
 def check_trainable(

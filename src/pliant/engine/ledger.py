@@ -7,10 +7,14 @@ from itertools import groupby, pairwise
 from math import isclose
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from pliant.engine.device_scores import DeviceScores
 from pliant.engine.evaluation import PersonalScore, Score
+from pliant.html_table import make_html_table
+
+MAX_SHOWN = 3  # items of a list in a short text
 
 
 class ExchangeRecord(Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,6 +62,12 @@ class TaskRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="task"):
     staleness: int | None = None  # versions since it was sent
     control: int = 0  # bytes in both directions beyond `down` and `up`: headers, requests, digests
 
+    def __repr__(self) -> str:
+        return _shorten_record(self)
+
+    def _repr_html_(self) -> str:
+        return make_html_table(type(self).__name__, (), _list_known(self))
+
 
 class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
     """One round: sums over its tasks, the clock, and the score if it was evaluated.
@@ -99,6 +109,12 @@ class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
     on_devices: DeviceScores | None = None  # if devices tested the network themselves
     control: int = 0  # bytes in both directions beyond `down` and `up`
 
+    def __repr__(self) -> str:
+        return _shorten_record(self)
+
+    def _repr_html_(self) -> str:
+        return make_html_table(type(self).__name__, (), _list_known(self))
+
     @property
     def accuracy(self) -> float | None:
         """Return the accuracy if evaluated; the mean over devices if they have their own tests."""
@@ -118,6 +134,28 @@ class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
 
 
 Record = TaskRecord | RoundRecord
+
+
+def _list_known(record: Record) -> list[tuple[str, str]]:
+    """Return the fields that differ from their default as text, with long lists shortened."""
+    known = []
+    for field in msgspec.structs.fields(record):
+        value = getattr(record, field.name)
+        if value == field.default:
+            continue
+        if isinstance(value, tuple) and len(value) > MAX_SHOWN:
+            shown = ", ".join(f"{item:.6g}" for item in value[:MAX_SHOWN])
+            text = f"({shown}, … {len(value)} in all)"
+        else:
+            text = f"{value:.6g}" if isinstance(value, float) else repr(value)
+        known.append((field.name, text))
+    return known
+
+
+def _shorten_record(record: Record) -> str:
+    fields = ", ".join(f"{name}={text}" for name, text in _list_known(record))
+    return f"{type(record).__name__}({fields})"
+
 
 MERGED_OUTCOMES = ("finished", "partial")
 SUMMED_FIELDS = (

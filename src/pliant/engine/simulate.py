@@ -26,7 +26,7 @@ from pliant.engine.worker_context import (
 )
 from pliant.methods.state import init_states
 from pliant.methods.verbs import LimitsRows, Method, RunsAsynchronously, get_inner_method
-from pliant.nn.elastic import ElasticOptions
+from pliant.nn.sites import ElasticOptions
 from pliant.params import get_params
 from pliant.storage import run_dir
 from pliant.value import encode

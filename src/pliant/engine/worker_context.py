@@ -51,9 +51,10 @@ from pliant.methods.verbs import (
     SharesPredictions,
     Trains,
 )
-from pliant.nn.elastic import Elastic, ElasticOptions, elastic
+from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.filter_counts import make_count_costs
 from pliant.nn.memory import MemoryBounds, bound_memory
+from pliant.nn.sites import ElasticOptions
 from pliant.nn.subnet import Subnet
 from pliant.params import Params, nbytes
 

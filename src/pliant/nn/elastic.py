@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pliant.html_table import make_html_table
 from pliant.nn import slicing
 from pliant.nn import subnet as subnets
 from pliant.nn.check_key import has_passed, make_check_key, remember_pass
@@ -39,7 +40,6 @@ from pliant.nn.self_check import check_elastic
 from pliant.nn.sites import compute_fingerprint, describe_sites, format_sizes, format_summary
 from pliant.nn.subnet import FilterOrders, Sampling, Subnet
 from pliant.params import Params, find_device
-from pliant.value import Value
 
 Rates = float | Sequence[float] | NDArray[np.float64]
 Tensors = Mapping[str, Tensor]
@@ -326,22 +326,23 @@ class Elastic:
         """Return where absent channels are filled with zeros, and why."""
         return tuple(self.program.dense_fallbacks)
 
+    def __repr__(self) -> str:
+        name = type(self.module).__name__
+        return f"Elastic({name}: {len(self.sites)} sites, {self.macs(0.0):,.0f} MACs)"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (number, ", ".join(site.layers), site.filters, f"{site.macs:,.0f}")
+            for number, site in enumerate(self.sites)
+        ]
+        costs = ", ".join(f"{self.macs(rate):,.0f} at rate {rate:g}" for rate in (0.25, 0.5))
+        title = f"{self!r}; {costs}"
+        return make_html_table(title, ("site", "layers", "filters", "MACs"), rows)
+
     def summary(self) -> str:
         """Return a table of sites and costs, then the layers that stay full and dense values."""
         costs = {rate: self.macs(rate) for rate in (0.0, 0.25, 0.5)}
         return format_summary(self.sites, costs, self.full_layers, self.dense_fallbacks)
-
-
-class ElasticOptions(Value, frozen=True):
-    """Which layers of a network become sites, as in `elastic`.
-
-    >>> import pliant as pl
-    >>> pl.ElasticOptions(hidden=True).coupled
-    True
-    """
-
-    coupled: bool = True
-    hidden: bool = False
 
 
 def elastic(

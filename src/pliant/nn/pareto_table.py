@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from pliant.html_table import make_html_table
 from pliant.nn.elastic import Elastic, Rates, cache_on_net
 from pliant.nn.subnet import Sampling, Subnet
 from pliant.value import Count, Fraction, NonNegative, Value
@@ -65,6 +66,24 @@ class ParetoTable(Value, frozen=True):
             self._check_rising(name, column)
         if any(before > after for before, after in pairwise(self.stages)):
             raise ValueError("Expected rows in the order of their stages, got an earlier one later")
+
+    def __repr__(self) -> str:
+        low, high = self.shares[0], self.shares[-1]
+        rows, sites = len(self.rates), len(self.rates[0])
+        return f"ParetoTable({rows} rows of {sites} rates, cost {low:.3g} to {high:.3g})"
+
+    def _repr_html_(self) -> str:
+        columns: dict[str, list[object]] = {"row": list(range(len(self.rates)))}
+        columns["cost share"] = [f"{share:.3f}" for share in self.shares]
+        if self.gains:
+            columns["gain"] = [f"{gain:.4f}" for gain in self.gains]
+        if self.sides:
+            columns["side"] = [side or "full" for side in self.sides]
+        rates = [" ".join(f"{rate:.2f}" for rate in vector) for vector in self.rates]
+        columns["rates by site"] = list(rates)
+        return make_html_table(
+            repr(self), tuple(columns), list(zip(*columns.values(), strict=True))
+        )
 
     def _check_rising(self, name: str, column: tuple[float, ...]) -> None:
         stages = self.stages or (0.0,) * len(column)

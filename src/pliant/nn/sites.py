@@ -9,6 +9,7 @@ from pliant.nn.compiler import channels
 from pliant.nn.compiler.coupling import LayerGroup
 from pliant.nn.compiler.graphs import name_layer
 from pliant.nn.compiler.program import CompactProgram, DenseFallback
+from pliant.value import Value
 
 
 @dataclass(frozen=True)
@@ -79,3 +80,15 @@ def format_sizes(sizes: Sequence[int]) -> str:
     """Write the numbers of filters, without those after the first six."""
     text = ", ".join(map(str, sizes[:6]))
     return f"{text}, …" if len(sizes) > 6 else text
+
+
+class ElasticOptions(Value, frozen=True):
+    """Which layers of a network become sites, as in `elastic`.
+
+    >>> import pliant as pl
+    >>> pl.ElasticOptions(hidden=True).coupled
+    True
+    """
+
+    coupled: bool = True
+    hidden: bool = False

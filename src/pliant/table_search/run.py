@@ -18,8 +18,8 @@ from torch import nn
 
 from pliant import __version__
 from pliant.data import ImageDataset
-from pliant.nn.elastic import ElasticOptions
 from pliant.nn.pareto_table import ParetoTable, count_step_macs
+from pliant.nn.sites import ElasticOptions
 from pliant.nn.table_file import save_table
 from pliant.params import Params, digest
 from pliant.rng import derive_seed
@@ -79,7 +79,7 @@ def search(
     settings: SearchSettings | None = None,
     *,
     workers: AnyWorkers | None = None,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     elastic_options: ElasticOptions | None = None,
 ) -> ParetoTable:
     """Find rate vectors that cost little and learn much, and return them as a table.
@@ -100,7 +100,12 @@ def search(
     (0.0, 0.0)
     """
     *_, last = iter_search(
-        net, proxy, settings, workers=workers, folder=folder, elastic_options=elastic_options
+        net,
+        proxy,
+        settings,
+        workers=workers,
+        folder=None if folder is None else Path(folder),
+        elastic_options=elastic_options,
     )
     assert last.table is not None
     return last.table

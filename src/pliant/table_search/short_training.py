@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pliant.data import ImageDataset, InputScale, cycle_batches
-from pliant.nn.elastic import Elastic, ElasticOptions, elastic
+from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.evaluation import evaluate_batches, make_slices
 from pliant.nn.norm_statistics import NormStatistics, ReestimatedStats, prepare_norm_statistics
 from pliant.nn.optimisers import Optimiser, Sgd
+from pliant.nn.sites import ElasticOptions
 from pliant.nn.subnet import Sampling
 from pliant.nn.trainer import SubnetTrainer
 from pliant.params import Params, find_device, get_params
