@@ -25,7 +25,7 @@ def __getattr__(name: str) -> object:
     module = _read_exports().get(name)
     if module is None:
         raise AttributeError(f"module 'pliant' has no attribute {name!r}")
-    if module in ("pliant", "pliant.nn"):  # the name is a package: `data`, `models`
+    if module in ("pliant", "pliant.nn", "pliant.analysis"):  # a module: `data`, `models`, `plot`
         return import_module(f"{module}.{name}")
     return getattr(import_module(module), name)
 

@@ -3,7 +3,10 @@
 __version__: str
 
 from pliant import data as data
+from pliant.analysis import plot as plot
+from pliant.analysis.frames import frame as frame
 from pliant.c3 import c3_score as c3_score
+from pliant.cli.progress import show_progress as show_progress
 from pliant.compression import Float16 as Float16
 from pliant.compression import Int8 as Int8
 from pliant.compression import TopK as TopK
@@ -96,7 +99,6 @@ from pliant.nn import models as models
 from pliant.nn.cut import find_cut_points as find_cut_points
 from pliant.nn.cut import split_network as split_network
 from pliant.nn.elastic import Elastic as Elastic
-from pliant.nn.elastic import ElasticOptions as ElasticOptions
 from pliant.nn.elastic import elastic as elastic
 from pliant.nn.exits import ExitNetwork as ExitNetwork
 from pliant.nn.norm_statistics import ReestimatedStats as ReestimatedStats
@@ -106,6 +108,7 @@ from pliant.nn.optimisers import Sgd as Sgd
 from pliant.nn.pareto_table import ParetoTable as ParetoTable
 from pliant.nn.pareto_table import linear_table as linear_table
 from pliant.nn.pareto_table import uniform_table as uniform_table
+from pliant.nn.sites import ElasticOptions as ElasticOptions
 from pliant.nn.subnet import Subnet as Subnet
 from pliant.nn.table_file import load_table as load_table
 from pliant.nn.table_file import save_table as save_table

@@ -1,21 +1,44 @@
 """Progress bars on a terminal; plain lines or nothing elsewhere."""
 
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from pliant.analysis.records import RoundFields
     from pliant.engine.ledger import RoundRecord
+
+
+R = TypeVar("R")
+
+
+def show_progress(records: Iterable[R], total: int, label: str = "rounds") -> Iterator[R]:
+    """Yield the records of a run, and show how many of `total` are done and the time left.
+
+    The bar appears on a terminal and in a notebook, and nowhere else.
+
+    >>> import pliant as pl
+    >>> list(pl.show_progress(iter("abc"), total=3))
+    ['a', 'b', 'c']
+    """
+    with show_bar(label, total) as show_count:
+        for count, record in enumerate(records, start=1):
+            show_count(count)
+            yield record
 
 
 @contextmanager
 def show_bar(label: str, total: float, done: int = 0) -> Iterator[Callable[[float], None]]:
     """Show a progress bar, and yield a function that sets the count.
 
-    Printed lines appear above the bar. It is shown only if both outputs are a terminal, so that a
-    pipe receives nothing but lines.
+    Printed lines appear above the bar. It is shown in a notebook, or if both outputs are a
+    terminal, so that a pipe receives nothing but lines.
     """
+    if display := _find_notebook_display():
+        yield _make_notebook_bar(display, label, total)
+        return
     if not (sys.stdout.isatty() and sys.stderr.isatty()):
         yield lambda count: None
         return
@@ -27,6 +50,35 @@ def show_bar(label: str, total: float, done: int = 0) -> Iterator[Callable[[floa
     with progress.Progress(*columns, console=Console(highlight=False)) as bar:
         task = bar.add_task(label, total=total, completed=done)
         yield lambda count: bar.update(task, completed=count)
+
+
+def _find_notebook_display() -> Callable[..., Any] | None:
+    """Return the function that displays values in the notebook that runs this process, if any."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or not hasattr(shell, "kernel"):  # none, or a terminal's
+        return None
+    from IPython.display import display
+
+    display_function: Callable[..., Any] = display
+    return display_function
+
+
+def _make_notebook_bar(
+    display: Callable[..., Any], label: str, total: float
+) -> Callable[[float], None]:
+    start = time.monotonic()
+
+    def describe(count: float) -> dict[str, str]:
+        share = count / total if total else 1.0
+        text = f"{count:g} of {total:g} {label}"
+        if 0.0 < share < 1.0:
+            text += f", about {(time.monotonic() - start) * (1 / share - 1):.0f} s left"
+        bar = f'<progress value="{share:.4f}" max="1"></progress> {text}'
+        return {"text/plain": text, "text/html": bar}
+
+    handle = display(describe(0), raw=True, display_id=True)
+    return lambda count: handle.update(describe(count), raw=True)
 
 
 @contextmanager
@@ -62,7 +114,7 @@ def print_json(value: Any) -> None:
     print_line(msgspec.json.encode(value).decode())
 
 
-def format_scores(record: "RoundRecord") -> str:
+def format_scores(record: "RoundRecord | RoundFields") -> str:
     """Return the loss and the accuracy of a round, as far as they are known."""
     loss = "" if record.loss is None else f"  loss {record.loss:.3f}"
     accuracy = "" if record.accuracy is None else f"  accuracy {record.accuracy:6.2%}"
