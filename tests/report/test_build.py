@@ -17,13 +17,15 @@ from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.table_file import save_table
 from pliant.report.build import write_report
 
+SHARED = {"network": {"name": "tiny"}, "fleet": {"size": 8}}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     runs = tmp_path_factory.mktemp("report") / "runs"
     for seed in (0, 1):
-        write_run(runs / f"method=a,seed={seed}", [0.2, 0.4], late={(0, 7)}, seed=seed)
-    write_run(runs / "method=<b>", [0.3, 0.6], method={"type": "<script>"})
+        write_run(runs / f"method=a,seed={seed}", [0.2, 0.4], late={(0, 7)}, seed=seed, **SHARED)
+    write_run(runs / "method=<b>", [0.3, 0.6], method={"type": "<script>"}, **SHARED)
     search = runs / "search"
     table = ParetoTable("net", ((0.5, 0.25), (0.0, 0.0)), (0.3, 1.0), (0.1, 0.2))
     save_table(search / "table.safetensors", table)
@@ -59,8 +61,8 @@ def test_the_page_is_complete_and_every_figure_has_a_text_alternative(page):
     reader = PageReader()
     reader.feed(text)
     assert reader.open == []
-    # curves, trade-off, front and vectors, utilisation, two timelines
-    assert len(reader.alts) == 4 + 1 + 2 + 1 + 2
+    # curves, seconds to the target, trade-off, front and vectors, utilisation, two timelines
+    assert len(reader.alts) == 4 + 1 + 1 + 2 + 1 + 2
     assert all(len(alt) > 40 for alt in reader.alts)
     for link in reader.links:
         if link.startswith("#"):
@@ -78,13 +80,31 @@ def test_names_are_escaped(page):
     assert "pliant report &lt;runs&gt;" in text
 
 
-def test_every_figure_has_its_three_files(page):
+def test_every_figure_has_a_conclusion_and_the_title_says_what_was_trained(page):
+    text = page.read_text()
+    assert len(re.findall(r"<p><strong>[^<]+\.</strong></p><figure", text)) == 11
+    assert "After 2 seconds, &lt;b&gt; has 60.00 %, the most; a follows 20.0 points behind." in text
+    assert "&lt;b&gt; reaches 30% first, after 1.0 s; a takes 2.00 times as long." in text
+    assert "<h1>runs: tiny, 8 devices</h1>" in text
+
+
+def test_details_are_folded(page):
+    text = page.read_text()
+    folded = re.findall(r'<details><summary><h2>[^<]+</h2></summary><div id="([\w-]+)"', text)
+    assert {"accuracy-rounds", "utilisation", "timeline-0", "outcomes", "config"} <= set(folded)
+    assert not {"summary", "accuracy-seconds", "time-to-target", "trade-off"} & set(folded)
+
+
+def test_every_figure_has_its_files(page):
     slugs = {path.stem for path in page.parent.glob("*.png")}
     assert {"accuracy-rounds", "accuracy-seconds", "accuracy-macs", "accuracy-bytes"} <= slugs
     assert {"trade-off", "pareto", "utilisation", "timeline-0", "vectors-0"} <= slugs
     for slug in slugs:
         assert (page.parent / f"{slug}.png").read_bytes().startswith(b"\x89PNG")
         xml.etree.ElementTree.parse(page.parent / f"{slug}.svg")
+        pdf = (page.parent / f"{slug}.pdf").read_bytes()
+        width = float(re.search(rb"/MediaBox \[ *0 0 ([\d.]+) ", pdf)[1])
+        assert width == pytest.approx(3.5 * 72, abs=1)  # a column, in points
         assert len(list(csv.reader((page.parent / f"{slug}.csv").read_text().splitlines()))) > 1
 
 

@@ -96,7 +96,24 @@ def draw_learning_curves(groups: list[RunGroup], axis: str) -> ReportFigure | No
         figure,
         ("group", unit, "accuracy", "standard deviation", "seeds"),
         rows,
+        " ".join(_conclude(curves, unit) for curves in panels.values()),
     )
+
+
+def _conclude(curves: list[LearningCurve], unit: str) -> str:
+    """Say which curve is highest where the shortest one ends."""
+    end = min(curve.x[-1] for curve in curves)
+    ends = [(np.interp(end, c.x, c.mean), np.interp(end, c.x, c.std), c) for c in curves]
+    (mean, std, best), *others = sorted(ends, key=lambda item: -item[0])
+    text = f"After {format_short(end)} {unit}, {best.group.label} has {format_percent(mean)}"
+    if not others:
+        return f"{text}."
+    second, second_std, rival = others[0]
+    gap = 100 * (mean - second)
+    text += f", the most; {rival.group.label} follows {gap:.1f} points behind"
+    if best.seeds > 1 and 100 * max(std, second_std) >= gap:
+        text += ", within the spread over seeds"
+    return f"{text}."
 
 
 def _draw_panel(axes: Any, axis: str, curves: list[LearningCurve]) -> list[tuple[object, ...]]:
@@ -123,6 +140,7 @@ def _draw_panel(axes: Any, axis: str, curves: list[LearningCurve]) -> list[tuple
                 rounded = (float(f"{value:.6g}") for value in values)
                 rows.append((curve.group.label, *rounded, curve.seeds))
     _format_axes(axes, axis)
+    _zoom_on_finish(axes, curves)
     legend = axes.legend(
         *zip(*entries, strict=True), loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8.5,
         handlelength=4.0, frameon=False,
@@ -131,6 +149,21 @@ def _draw_panel(axes: Any, axis: str, curves: list[LearningCurve]) -> list[tuple
         if text.get_text() in kinds and len(kinds) > 1:
             text.set_fontweight("bold")
     return rows
+
+
+def _zoom_on_finish(axes: Any, curves: list[LearningCurve]) -> None:
+    """Cut off the start of the rise, where curves differ least, and mark the shortest curve's end.
+
+    Accuracies from a quarter of the common range on stay visible.
+    """
+    end, last = (choose(curve.x[-1] for curve in curves) for choose in (min, max))
+    low = min(np.interp(end / 4, c.x, c.mean - c.std) for c in curves)
+    high = max((c.mean + c.std).max() for c in curves)
+    if high > low:
+        margin = 0.05 * (high - low)
+        axes.set_ylim(max(0.0, low - margin), min(1.0, high + margin))
+    if last > 1.02 * end:
+        axes.axvline(end, color="#66717d", linewidth=0.9, linestyle=(0, (4, 3)))
 
 
 def _format_axes(axes: Any, axis: str) -> None:

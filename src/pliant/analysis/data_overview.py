@@ -78,6 +78,8 @@ def draw_class_counts(slug: str, label: str, overview: DataOverview) -> ReportFi
             (device, int(sizes[device]), *(int(count) for count in row))
             for device, row in enumerate(overview.class_counts)
         ],
+        f"A device has {sizes.min()} to {sizes.max()} images of {class_totals.min()} to "
+        f"{class_totals.max()} of the {classes} classes.",
     )
 
 

@@ -120,7 +120,21 @@ def draw_pareto_front(tables: Sequence[RateVectors]) -> ReportFigure | None:
     )
     text = f"Step chart of gain against cost. {summary}."
     header = ("table", "row", "cost share", "gain")
-    return ReportFigure("pareto", "Pareto front", text, figure, header, rows)
+    return ReportFigure(
+        "pareto", "Pareto front", text, figure, header, rows, _conclude_front(measured[0])
+    )
+
+
+def _conclude_front(table: RateVectors) -> str:
+    """Say what the cheapest step gains, and which cost suffices for nine tenths of the gain."""
+    full = table.gains[-1]
+    enough = next(row for row, gain in enumerate(table.gains) if gain >= 0.9 * full)
+    return (
+        f"{table.label}: steps of {table.shares[enough]:.0%} of the cost reach "
+        f"{table.gains[enough] / full:.0%} of the full network's gain in a short training."
+        if full > 0
+        else f"{table.label}: the full network gained nothing in a short training."
+    )
 
 
 class CostLossPoints(NamedTuple):
@@ -191,4 +205,6 @@ def draw_rate_vectors(table: RateVectors) -> ReportFigure:
             (row, round(float(share), 6), *(round(float(rate), 4) for rate in vector))
             for row, (share, vector) in enumerate(zip(table.shares, table.rates, strict=True))
         ],
+        f"Site {high} drops most ({means[high]:.2f} on average), site {low} least "
+        f"({means[low]:.2f}).",
     )

@@ -175,6 +175,14 @@ def _iter_label_parts(name: str) -> Iterator[str]:
             yield value.replace("_", " ") if equals else value
 
 
+def get_config_value(config: dict[str, Any], *keys: str) -> Any:
+    """Return a value of nested plain data; None if there is none."""
+    value: Any = config
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
 def flatten_config(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Return the leaves of a config by dotted key; a long list is replaced by its length."""
     leaves: dict[str, str] = {}

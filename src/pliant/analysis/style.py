@@ -17,6 +17,7 @@ DASHES = ("solid", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (9, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "h", ">")
 TEXT_COLOUR = "#1d2733"
 WIDTH = 8.6  # inches
+COLUMN_WIDTH, MIN_AXES_HEIGHT, LINE_HEIGHT = 3.5, 2.2, 0.21  # inches; a line of a legend
 RC_PARAMS = {
     "font.family": "sans-serif",
     "font.size": 9.5,
@@ -46,6 +47,7 @@ class ReportFigure:
     figure: Any
     header: tuple[str, ...]
     rows: Sequence[Sequence[object]]
+    conclusion: str = ""  # one sentence, computed from the numbers
 
     def render(self, file_format: str) -> bytes:
         out = io.BytesIO()
@@ -55,6 +57,29 @@ class ReportFigure:
                 out, format=file_format, dpi=150, metadata=metadata, facecolor="white"
             )
         self.figure.set_layout_engine("none")  # layout takes half of the time: do it only once
+        return out.getvalue()
+
+    def render_column(self) -> bytes:
+        """Return a PDF as wide as a column of a paper; the figure keeps its layout."""
+        out, figure = io.BytesIO(), self.figure
+        inner = [axes.get_legend() for axes in figure.axes if axes.get_legend() is not None]
+        legends = [*inner, *figure.legends]
+        lines = sum(len(legend.get_texts()) for legend in [*legends, *figure.legends])
+        width, height = figure.get_size_inches()
+        height = max(COLUMN_WIDTH * height / width, MIN_AXES_HEIGHT) + LINE_HEIGHT * lines
+        figure.set_size_inches(COLUMN_WIDTH, height)
+        with _use_rc_params():
+            for legend in inner:  # below the axes and their label
+                legend.set_loc("upper center")
+                legend.set_bbox_to_anchor((0.5, -0.25))
+            for legend in list(figure.legends):  # one entry per line
+                handles, texts = legend.legend_handles, [t.get_text() for t in legend.get_texts()]
+                legend.remove()
+                figure.legend(
+                    handles, texts, loc="outside lower center", fontsize=8, labelspacing=1.6
+                )
+            figure.set_layout_engine("constrained")
+            figure.savefig(out, format="pdf", metadata={"CreationDate": None}, facecolor="white")
         return out.getvalue()
 
     def save(self, path: Path) -> Path:

@@ -90,6 +90,7 @@ def draw_timeline(
         figure,
         ("round", "device", "end", "mini-batch", "start", "stop", "row", "cost share"),
         [row for task in tasks for row in _make_rows(task, shares)],
+        f"{len(tasks) - len(lost)} of {len(tasks)} tasks were merged.",
     )
 
 

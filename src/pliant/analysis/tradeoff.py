@@ -20,6 +20,7 @@ from pliant.extras import require
 from pliant.table_search.pareto import find_undominated
 
 MAX_AREA = 620.0  # points², for the group with the most MACs
+CLOSE = 0.01  # of accuracy: a point
 LOG_SCALE_RATIO = 20.0  # a wider range of traffic gets a logarithmic axis
 FILL_COLOUR, EDGE_COLOUR, PALE_COLOUR = "#9ecae1", "#0b3c5d", "#66717d"
 
@@ -97,7 +98,23 @@ def draw_tradeoff(name: str, groups: Sequence[RunGroup]) -> ReportFigure | None:
             "client GMACs", "seeds", "Pareto-optimal",
         ),
         [_format_row(point) for point in points],
+        _conclude(points),
     )  # fmt: skip
+
+
+def _conclude(points: list[TradeoffPoint]) -> str:
+    """Say what the most accurate group costs, and what the cheapest good one saves."""
+    best = max(points, key=lambda point: point.accuracy[0])
+    near = [p for p in points if p.accuracy[0] >= best.accuracy[0] - CLOSE]
+    cheapest = min(near, key=lambda point: point.traffic[0])
+    text = f"{best.label} is the most accurate"
+    if cheapest is best:
+        return f"{text}, and none within a point of it sends less."
+    return (
+        f"{text}; {cheapest.label} is within a point of it with "
+        f"{cheapest.traffic[0] / best.traffic[0]:.0%} of its bytes and "
+        f"{cheapest.macs[0] / best.macs[0]:.0%} of its MACs."
+    )
 
 
 def _format_row(point: TradeoffPoint) -> tuple[object, ...]:

@@ -57,4 +57,11 @@ def draw_utilisation(groups: list[RunGroup]) -> ReportFigure | None:
         figure,
         ("group", *(name for name, _, _ in BAR_SEGMENTS)),
         [(label, *(round(share, 6) for share in shares)) for label, shares in bars],
+        _conclude(bars),
     )
+
+
+def _conclude(bars: list[tuple[str, tuple[float, float, float]]]) -> str:
+    (most, high), (least, low) = (choose(bars, key=lambda bar: bar[1][0]) for choose in (max, min))
+    text = f"{most} used {high[0]:.0%} of the compute that its devices had"
+    return f"{text}." if most == least else f"{text}, {least} {low[0]:.0%}."

@@ -19,6 +19,7 @@ from pliant.analysis.runs import (
     COLUMNS,
     RunGroup,
     flatten_config,
+    get_config_value,
     group_comparable,
     group_runs,
     load_runs,
@@ -26,15 +27,25 @@ from pliant.analysis.runs import (
 )
 from pliant.analysis.style import MISSING, ReportFigure, format_csv
 from pliant.analysis.summary import format_summary, get_budgets, summarise_groups
+from pliant.analysis.time_to_target import draw_time_to_target
 from pliant.analysis.timeline import draw_timeline, load_tasks
 from pliant.analysis.tradeoff import draw_tradeoff
 from pliant.analysis.utilisation import draw_utilisation
-from pliant.report.page import Section, make_figure_section, make_section, render_page, render_table
+from pliant.report.page import (
+    Section,
+    fold_section,
+    make_figure_section,
+    make_section,
+    render_page,
+    render_table,
+)
 
 PAGE_FILE = "index.html"
 MAX_TIMELINES = 8
 TIMELINE_ROUNDS = 3  # per timeline
 MAX_CLASS_FIGURES = 4
+# Figures that the page shows at once, by the start of their names; others are folded.
+OPEN_FIGURES = ("accuracy-seconds", "time-to-target", "trade-off", "pareto")
 
 ProgressFn = Callable[[str, int, int], object]  # next step, steps done, steps in all
 
@@ -75,14 +86,14 @@ def write_report(
     # 4: reading, trade-off, front, utilisation
     estimate = len(AXES) + 4 + 2 * min(len(groups), MAX_TIMELINES)
     start_step = _count_steps(on_progress, estimate)
-    start_step(f"reading {sum(len(group.runs) for group in groups)} runs")
     tables = pareto_plot.load_rate_vectors(paths, groups)
     finished = select_finished(groups)
     if not finished and not tables:
         names = ", ".join(map(str, paths))
         raise ValueError(f"{names}: expected a finished round or a table, found neither")
+    start_step(f"reading {sum(len(group.runs) for group in groups)} runs")
     data = _ReportData(groups, finished, tables, target, start_step)
-    title = ", ".join(path.resolve().name for path in paths[:4]) + " …" * (len(paths) > 4)
+    title = _make_title(paths, finished)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
     try:
@@ -96,6 +107,18 @@ def write_report(
     return out / PAGE_FILE
 
 
+def _make_title(paths: Sequence[Path], groups: Sequence[RunGroup]) -> str:
+    """Return the names of the folders and what the experiment trained, where all runs agree."""
+    names = ", ".join(path.resolve().name for path in paths[:4]) + " …" * (len(paths) > 4)
+    facts = []
+    for form, keys in (("{}", ("network", "name")), ("{}", ("data", "name")),
+                       ("{} devices", ("fleet", "size"))):  # fmt: skip
+        values = {get_config_value(group.first_run.config, *keys) for group in groups}
+        if len(values) == 1 and (value := values.pop()) is not None:
+            facts.append(form.format(Path(str(value)).name))
+    return f"{names}: {', '.join(facts)}" if facts else names
+
+
 def _write_files(data: _ReportData, folder: Path, title: str, command: str) -> None:
     sections: list[Section] = []
     if data.finished:
@@ -105,12 +128,15 @@ def _write_files(data: _ReportData, folder: Path, title: str, command: str) -> N
         svg = figure.render("svg")
         (folder / f"{figure.slug}.svg").write_bytes(svg)
         (folder / f"{figure.slug}.png").write_bytes(figure.render("png"))
+        (folder / f"{figure.slug}.pdf").write_bytes(figure.render_column())
         (folder / f"{figure.slug}.csv").write_text(format_csv(figure.header, figure.rows))
-        sections.append(make_figure_section(figure, svg))
+        section = make_figure_section(figure, svg)
+        is_open = figure.slug.startswith(OPEN_FIGURES)
+        sections.append(section if is_open else fold_section(section))
     if data.finished:
-        sections.append(_make_outcomes_section(data))
-        sections.append(_make_config_section(data))
-        sections.append(_make_provenance_section(data))
+        sections.append(fold_section(_make_outcomes_section(data)))
+        sections.append(fold_section(_make_config_section(data)))
+        sections.append(fold_section(_make_provenance_section(data)))
     (folder / "rounds.csv").write_text(_format_rounds(data))
     runs = sum(len(group.runs) for group in data.groups)
     description = f"{len(data.tables)} tables of rate vectors."
@@ -157,11 +183,13 @@ def _format_rounds(data: _ReportData) -> str:
 
 def _draw_figures(data: _ReportData) -> Iterator[ReportFigure | None]:
     """Yield the figures; None where there are no records for one."""
-    for axis in AXES:
-        yield draw_learning_curves(data.finished, axis)
+    yield draw_learning_curves(data.finished, "seconds")
+    yield draw_time_to_target(data.finished, data.target)
     for name, groups in group_comparable(data.finished).items():
         yield draw_tradeoff(name, groups)
     yield pareto_plot.draw_pareto_front(data.tables)
+    for axis in (axis for axis in AXES if axis != "seconds"):
+        yield draw_learning_curves(data.finished, axis)
     yield from map(pareto_plot.draw_rate_vectors, data.tables)
     yield draw_utilisation(data.finished)
     yield from _draw_timelines_and_classes(data)

@@ -31,12 +31,14 @@ def make_figure_section(figure: ReportFigure, svg: bytes) -> Section:
     image, text = b64encode(svg).decode(), escape(figure.alt_text)
     links = ", ".join(
         f'<a href="{figure.slug}.{kind}" download>{kind.upper()}</a>'
-        for kind in ("png", "svg", "csv")
+        for kind in ("png", "svg", "pdf", "csv")
     )
+    conclusion = f"<p><strong>{escape(figure.conclusion)}</strong></p>" * bool(figure.conclusion)
     return make_section(
         figure.slug,
         figure.title,
-        f'<figure><img src="data:image/svg+xml;base64,{image}" alt="{text}"></figure>'
+        f'{conclusion}<figure tabindex="0" role="group" aria-label="{escape(figure.title)}">'
+        f'<img src="data:image/svg+xml;base64,{image}" alt="{text}"></figure>'
         f"<details><summary>In words and numbers</summary><p>{text}</p>"
         f"{render_table(figure.header, figure.rows, figure.title)}</details>"
         f'<p class="faint">Beside this page: {links}</p>',
@@ -45,6 +47,16 @@ def make_figure_section(figure: ReportFigure, svg: bytes) -> Section:
 
 def make_section(slug: str, title: str, body: str) -> Section:
     return slug, title, f'<section id="{slug}"><h2>{escape(title)}</h2>{body}</section>'
+
+
+def fold_section(section: Section) -> Section:
+    """Return a section that shows only its title until it is opened, by a link too."""
+    slug, title, text = section
+    heading = f"<h2>{escape(title)}</h2>"
+    body = text.removeprefix(f'<section id="{slug}">{heading}').removesuffix("</section>")
+    # the anchor is inside, so that browsers open what a link leads to
+    folded = f'<details><summary>{heading}</summary><div id="{slug}">{body}</div></details>'
+    return slug, title, f"<section>{folded}</section>"
 
 
 def render_page(title: str, description: str, sections: Sequence[Section], footer: str) -> str:
@@ -57,6 +69,7 @@ def render_page(title: str, description: str, sections: Sequence[Section], foote
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title>'
         f"<style>{style}</style></head>"
         f"<body><header><h1>{escape(title)}</h1><p>{escape(description)}</p></header>"
-        f'<nav aria-label="Contents"><ul>{links}</ul></nav><main>{body}</main>'
+        f'<nav aria-label="Contents"><details><summary>Contents</summary><ul>{links}</ul>'
+        f"</details></nav><main>{body}</main>"
         f'<footer><p class="faint">{escape(footer)}</p></footer></body></html>\n'
     )
