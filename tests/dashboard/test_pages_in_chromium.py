@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -235,6 +236,33 @@ def test_the_list_can_be_filtered(page):
     assert get_text(page, "#count") == "1 of 3"
 
 
+def test_seeds_are_averaged_links_followed_and_deleted_runs_leave(browser, tmp_path):
+    runs = tmp_path / "runs"
+    for seed in (0, 1):
+        write_run(runs / "a" / f"method=fedavg,seed={seed}", 4, seed=seed)
+    write_run(runs / "b" / "method=fedavg,seed=0", 4)
+    with serve(runs) as address:
+        page = browser.open(address)
+        page.until("document.querySelectorAll('#chart .curve').length === 3")
+        names = page.run("[...document.querySelectorAll('#list .name')].map(n => n.textContent)")
+        assert sorted(names) == ["a/fedavg · seed 0", "b/fedavg · seed 0", "fedavg · seed 1"]
+        page.click("#seeds")
+        page.until("document.querySelectorAll('#chart .curve').length === 2")
+        assert count(page, "#chart .band") == 1
+        page.save_screenshot(tmp_path / "seeds.png")
+        set_choice(page, "sort", "name")
+        page.run("location.hash = 'b/method%3Dfedavg%2Cseed%3D0'")  # a link in the open page
+        page.until("document.querySelectorAll('#list input:checked').length === 1")
+        box = "document.querySelector('#chart').getBoundingClientRect()"
+        page.hover(*page.run(f"[{box}.left + 80, {box}.top + 12]"))  # far from the curve
+        page.until("!document.querySelector('#tip').hidden")
+        shutil.rmtree(runs / "b")
+        page.until("document.querySelectorAll('#list li').length === 2")
+        assert count(page, "#chart .curve") == 0
+        assert page.get_errors() == []
+        page.close()
+
+
 @contextmanager
 def start_run(out, folder, rounds):
     """Start a run that suspends itself before these rounds."""
@@ -335,5 +363,9 @@ def test_the_report_is_self_contained(browser, tmp_path, capsys):
     assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 25, 31)"
     page.resize(360, 740, is_phone=True)
     page.until("document.documentElement.scrollWidth <= 360")
+    page.resize(1280, 900)
+    assert page.run("document.documentElement.scrollHeight") < 4 * 900  # details are folded
+    page.run("location.hash = 'config'")
+    page.until("document.querySelector('#config').closest('details').open")
     assert page.get_errors() == []
     page.close()

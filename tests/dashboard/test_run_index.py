@@ -114,3 +114,16 @@ def test_a_search_is_listed_as_a_search(tmp_path):
         pass
     assert len(view) == 2
     assert view.get_front_data()["front"] == [(pytest.approx(0.7), 0.5)]
+
+
+def test_a_search_with_its_table_is_finished(tmp_path):
+    search = tmp_path / "search"
+    search.mkdir()
+    (search / "config.json").write_text('{"format": 2, "search": {}}')
+    (search / "trials.jsonl").write_text('{"rates": [0.0], "seed": 1, "accuracy": 0.9}\n')
+    index = RunIndex(tmp_path)
+    index.scan()
+    assert not index.list_summaries()[0].is_finished
+    (search / "table.safetensors").touch()
+    index.scan(full=False)
+    assert index.list_summaries()[0].is_finished

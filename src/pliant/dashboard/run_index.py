@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from pliant.analysis.pareto_plot import TABLE_FILE
 from pliant.analysis.records import EVENTS, decode_round
 from pliant.dashboard.run_view import RunView
 from pliant.dashboard.search_view import SearchView
@@ -36,10 +37,11 @@ class RunSummary(msgspec.Struct, frozen=True):
     accuracy: float | None = None
     changed: float = 0.0  # when its records were last written
     is_search: bool = False
+    has_table: bool = False  # a search that is finished
 
     @property
     def is_finished(self) -> bool:
-        return 0 < self.rounds <= self.done
+        return self.has_table or 0 < self.rounds <= self.done
 
 
 class RunIndex:
@@ -49,7 +51,7 @@ class RunIndex:
         self.folder = folder.resolve()
         self.version = 0
         self._config_summaries: dict[str, RunSummary] = {}
-        self._entries: dict[str, tuple[int, RunSummary, tuple[int, int]]] = {}
+        self._entries: dict[str, tuple[int, RunSummary, tuple[int, int, bool]]] = {}
         self._views: OrderedDict[str, RunView | SearchView] = OrderedDict()
 
     def scan(self, *, full: bool = True) -> None:
@@ -69,12 +71,13 @@ class RunIndex:
     def _update_entry(self, name: str) -> None:
         if name not in self._config_summaries:
             self._config_summaries[name] = _summarise_config(self.folder / name, name)
-        path = self._records_path(name)
+        path, is_search = self._records_path(name), self._config_summaries[name].is_search
         try:
             stat = os.stat(path, follow_symlinks=False)
-            state = (stat.st_size, stat.st_mtime_ns)
+            has_table = is_search and (path.parent / TABLE_FILE).is_file()
+            state = (stat.st_size, stat.st_mtime_ns, has_table)
         except OSError:
-            state = (0, 0)
+            state = (0, 0, False)
         entry = self._entries.get(name)
         if entry is not None and entry[2] == state:
             return
@@ -154,7 +157,9 @@ def _name_method(method: Any) -> str:
     return str(name or "").rpartition(":")[2]
 
 
-def _add_progress(summary: RunSummary, path: Path, size: int, modified_ns: int) -> RunSummary:
+def _add_progress(
+    summary: RunSummary, path: Path, size: int, modified_ns: int, has_table: bool
+) -> RunSummary:
     if not size:
         return summary
     try:
@@ -162,7 +167,7 @@ def _add_progress(summary: RunSummary, path: Path, size: int, modified_ns: int) 
     except OSError:
         return summary
     rounds = [record for record in map(decode_round, reversed(lines)) if record is not None]
-    summary = msgspec.structs.replace(summary, changed=modified_ns / 1e9)
+    summary = msgspec.structs.replace(summary, changed=modified_ns / 1e9, has_table=has_table)
     if not rounds:
         return summary
     last = rounds[0]

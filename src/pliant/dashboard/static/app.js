@@ -24,7 +24,15 @@ const VALUES = {
   staleness: ["staleness of updates", short, short],
 };
 
+const SORTS = {
+  newest: ["newest first", (a, b) => b.changed - a.changed],
+  name: ["name", () => 0],
+  accuracy: ["accuracy", (a, b) => (b.accuracy ?? -1) - (a.accuracy ?? -1)],
+  method: ["method", (a, b) => a.method.localeCompare(b.method)],
+};
+
 const runs = new Map(); // id -> summary
+const nameCounts = new Map(); // short name -> how many runs have it
 const items = new Map(); // id -> its line in the list
 const selected = new Map(); // id -> { slot, known, columns, front }
 let since = ""; // epoch and version of the list
@@ -42,8 +50,22 @@ function label(run) {
   return { short: words.join(" · "), parent: folders.join("/") };
 }
 
+// The short name, with its folder where another run has the same.
+function uniqueLabel(run) {
+  const { short: name, parent } = label(run);
+  return nameCounts.get(name) > 1 && parent ? `${parent}/${name}` : name;
+}
+
+function countNames() {
+  nameCounts.clear();
+  for (const run of runs.values()) {
+    const name = label(run).short;
+    nameCounts.set(name, (nameCounts.get(name) ?? 0) + 1);
+  }
+}
+
 function state(run) {
-  if (run.rounds && run.done >= run.rounds) return "finished";
+  if (run.has_table || (run.rounds && run.done >= run.rounds)) return "finished";
   if (!run.changed) return "waiting";
   return Date.now() / 1000 - run.changed < 30 ? "running" : "stopped";
 }
@@ -76,7 +98,7 @@ function updateItem(run) {
   row.classList.toggle("on", isSelected);
   item.querySelector("input").checked = isSelected;
   item.querySelector(".swatch").replaceChildren(...(isSelected ? [swatch(selected.get(run.id).slot)] : []));
-  item.querySelector(".name").textContent = name.short;
+  item.querySelector(".name").textContent = uniqueLabel(run);
   item.querySelector(".value").textContent = percent(run.accuracy);
   const rounds = run.rounds ? `${run.done}/${run.rounds}` : run.done ? String(run.done) : "";
   const details = [state(run), rounds, run.method, run.about, name.parent].filter(Boolean);
@@ -85,12 +107,14 @@ function updateItem(run) {
 }
 
 function updateList() {
+  countNames();
   const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   const matches = (run) => {
     const text = `${run.name} ${run.method} ${run.about} ${state(run)}`.toLowerCase();
     return words.every((word) => text.includes(word));
   };
-  const visible = [...runs.values()].filter(matches).sort((a, b) => b.changed - a.changed || a.name.localeCompare(b.name));
+  const [, compare] = SORTS[$("sort").value];
+  const visible = [...runs.values()].filter(matches).sort((a, b) => compare(a, b) || a.name.localeCompare(b.name));
   $("list").replaceChildren(...visible.map(updateItem));
   $("count").textContent = visible.length === runs.size ? `${runs.size}` : `${visible.length} of ${runs.size}`;
 }
@@ -112,7 +136,9 @@ async function fetchRuns() {
   runs.clear();
   for (const run of update.runs) runs.set(run.id, run);
   since = update.since;
+  for (const id of [...items.keys()].filter((id) => !runs.has(id))) items.delete(id);
   updateList();
+  for (const id of [...selected.keys()].filter((id) => !runs.has(id))) select(id, false); // deleted
 }
 
 // selection --------------------------------------------------------------------------------------
@@ -208,18 +234,56 @@ function unitOfRuns() {
   return count === 0 ? "rounds" : count === views.length ? "versions" : "rounds or versions";
 }
 
+// The mean of each value and those before it, as many as the page says.
+function smooth(values) {
+  const count = Math.max(1, Math.min(99, Number($("smooth").value) || 1));
+  return values.map((_, end) => {
+    const window = values.slice(Math.max(0, end + 1 - count), end + 1);
+    return window.reduce((sum, value) => sum + value, 0) / window.length;
+  });
+}
+
+// One line per group of runs that differ in their seed: the mean, and a band of one standard deviation.
+function averageSeeds(lines) {
+  const groups = new Map();
+  for (const line of lines) {
+    const key = runs.get(line.id).name.replace(/,?\bseed=[^,/]*/g, "");
+    groups.set(key, [...(groups.get(key) ?? []), line]);
+  }
+  return [...groups].map(([key, members]) => {
+    if (members.length === 1) return members[0];
+    const first = members[0];
+    const end = Math.min(...members.map((line) => line.x.at(-1) ?? 0));
+    const x = first.x.filter((value) => value <= end);
+    const columns = x.map((value) => members.map((line) => interpolate(line, value)));
+    const y = columns.map((values) => values.reduce((sum, value) => sum + value, 0) / values.length);
+    const band = columns.map((values, i) => Math.sqrt(values.reduce((sum, value) => sum + (value - y[i]) ** 2, 0) / (values.length - 1)));
+    const name = label({ name: key }).short || key;
+    return { ...first, label: `${name} (${members.length} seeds)`, x, y, band };
+  });
+}
+
+function interpolate(line, x) {
+  const after = line.x.findIndex((value) => value >= x);
+  if (after < 0) return line.y.at(-1);
+  if (after === 0 || line.x[after] === x) return line.y[after];
+  const part = (x - line.x[after - 1]) / (line.x[after] - line.x[after - 1]);
+  return line.y[after - 1] + part * (line.y[after] - line.y[after - 1]);
+}
+
 function drawCurves() {
   const unit = unitOfRuns();
   AXES.round[0] = $("unit").textContent = $("x").options[0].textContent = unit;
   if (!hasChosenAxis) $("x").value = unit === "rounds" ? "round" : "seconds"; // which all runs share
   const [x, y] = [$("x").value, $("y").value];
-  const series = viewsWithRounds().map(([id, view]) => {
+  const lines = viewsWithRounds().map(([id, view]) => {
     const { columns, slot } = view;
     const points = columns[y].map((value, row) => [columns[x][row], value, row]).filter(([, value]) => value !== null);
     const pick = (field) => points.map((point) => point[field]);
     const unit = countsVersions(view) ? "version" : "round";
-    return { label: label(runs.get(id)).short, slot, x: pick(0), y: pick(1), rows: pick(2), columns, unit };
+    return { id, label: uniqueLabel(runs.get(id)), slot, x: pick(0), y: smooth(pick(1)), rows: pick(2), columns, unit };
   });
+  const series = $("seeds").checked ? averageSeeds(lines) : lines;
   const [xLabel, xFormat] = AXES[x];
   const [yLabel, yFormat, format] = VALUES[y];
   const tip = (line, index) => {
@@ -242,7 +306,7 @@ function updateNewest() {
     const row = element("tr");
     const last = (column) => view.columns[column].findLast((value) => value !== null) ?? null;
     const name = element("td");
-    name.append(swatch(view.slot), label(runs.get(id)).short);
+    name.append(swatch(view.slot), uniqueLabel(runs.get(id)));
     row.append(name);
     const cells = [short(last("round")), short(last("seconds")), short(last("macs")), short(last("bytes"))];
     for (const text of [...cells, percent(last("accuracy")), short(last("loss")), percent(last("used"), 0)]) {
@@ -283,7 +347,7 @@ function drawFront() {
 function updateRunChoice() {
   const before = $("run-choice").value;
   const options = [...selected.keys()].filter((id) => runs.has(id)).map((id) => {
-    const option = element("option", "", label(runs.get(id)).short);
+    const option = element("option", "", uniqueLabel(runs.get(id)));
     option.value = id;
     return option;
   });
@@ -380,9 +444,22 @@ function fillOptions(id, choices) {
   $(id).onchange = redraw;
 }
 
+function listLinked() {
+  return location.hash.slice(1).split("&").filter(Boolean).map(decodeURIComponent);
+}
+
+function selectLinked() {
+  const linked = listLinked().filter((id) => runs.has(id));
+  for (const id of [...selected.keys()]) if (!linked.includes(id)) select(id, false);
+  for (const id of linked) select(id, true);
+}
+
 async function start() {
   fillOptions("x", AXES);
   fillOptions("y", VALUES);
+  fillOptions("sort", SORTS);
+  $("sort").onchange = updateList;
+  $("smooth").oninput = $("seeds").onchange = redraw;
   $("x").onchange = () => {
     hasChosenAxis = true;
     redraw();
@@ -404,7 +481,8 @@ async function start() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(storedTheme()));
   await fetchRuns();
   setTheme(storedTheme());
-  const linked = location.hash.slice(1).split("&").filter(Boolean).map(decodeURIComponent);
+  addEventListener("hashchange", selectLinked); // a link that is opened in this page
+  const linked = listLinked();
   const newest = [...runs.values()].slice(0, 3).map((run) => run.id);
   const initial = (linked.length ? linked : newest).filter((id) => runs.has(id));
   if (initial.length) initial.forEach((id) => select(id, true));

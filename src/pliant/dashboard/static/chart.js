@@ -108,6 +108,10 @@ function drawSeries(svg, series, px, py, points) {
     return;
   }
   const group = node("g", { class: line });
+  if (series.band) {
+    const edge = (sign) => known.map(({ x, index }) => `${x.toFixed(1)} ${py(series.y[index] + sign * series.band[index]).toFixed(1)}`);
+    group.append(node("path", { d: `M${[...edge(1), ...edge(-1).reverse()].join("L")}z`, class: "band" }));
+  }
   let path = "";
   known.forEach(({ x, y }, i) => {
     if (!i) path += `M${x.toFixed(1)} ${y.toFixed(1)}`;
@@ -129,7 +133,7 @@ function hover(svg, points, { top, bottom, tip }) {
   svg.onpointermove = (event) => {
     const box = svg.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-    let [nearest, nearestDistance] = [null, 60 ** 2];
+    let [nearest, nearestDistance] = [null, Infinity];
     for (const point of points) {
       const distance = (point.x - x) ** 2 + (point.y - y) ** 2;
       if (distance < nearestDistance) [nearest, nearestDistance] = [point, distance];

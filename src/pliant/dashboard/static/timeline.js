@@ -7,7 +7,8 @@ const LANE = 19;
 const LEFT = 46;
 const TOP = 20;
 const BOTTOM = 34;
-// Ends and middle of the cividis scale, which is uniform in lightness and safe for colour blindness.
+// Ends and middle of the report's colours, the cividis scale, which is uniform in lightness and safe
+// for colour blindness. The full network is the darkest in both themes.
 const LIGHT = [245, 225, 90];
 const DARK = [20, 52, 108];
 const MIDDLE = [124, 123, 120];
@@ -21,8 +22,7 @@ export function pixels(side) {
   return side ? `, ${side}x${side} pixels` : "";
 }
 
-function shade(share, isDark) {
-  const level = isDark ? 1 - share : share; // larger shares contrast more with the background
+export function shade(level) {
   const [from, to, part] = level < 0.5 ? [LIGHT, MIDDLE, level * 2] : [MIDDLE, DARK, level * 2 - 1];
   return `rgb(${from.map((value, i) => Math.round(value + (to[i] - value) * part)).join()})`;
 }
@@ -96,8 +96,12 @@ function drawTask(context, task, { y, px, maxRow, colour, isDark, bars }) {
   task.starts.forEach((start, step) => {
     const x = px(task.opened + start);
     const width = Math.max(0.6, px(task.opened + task.ends[step]) - x - 0.8);
-    context.fillStyle = shade(((task.rows[step] ?? maxRow) / maxRow) * 0.9 + 0.05, isDark);
+    context.fillStyle = shade(((task.rows[step] ?? maxRow) / maxRow) * 0.9 + 0.05);
     context.fillRect(x, y, width, height);
+    if (isDark && width > 2) {
+      context.strokeStyle = colour("--faint"); // dark bars on a dark ground need an edge
+      context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
+    }
     bars.push({ x, y, width, task, step });
   });
   if (!task.starts.length) return;
