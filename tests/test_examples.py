@@ -5,11 +5,23 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9]*.py"))
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "examples").glob("[0-9]*.py"))
+# Split learning and deployment, which take long; other tests run both on smaller inputs.
+SLOW = ("10_adasplit", "11_one_shot_split", "12_deployment")
+EXAMPLES = [
+    pytest.param(path, marks=pytest.mark.slow) if path.stem in SLOW else path for path in FILES
+]
 
 
 def test_there_are_examples():
     assert len(EXAMPLES) >= 6
+
+
+def test_the_readme_shows_the_first_example():
+    _, _, code = FILES[0].read_text().partition('"""\n\n')
+    assert f"```python\n{code}```" in (ROOT / "README.md").read_text()
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
