@@ -25,6 +25,7 @@ COMMANDS = (
     ("compare", "pliant.cli.compare:compare", "Run a matrix of experiments and print a table."),
     ("report", "pliant.cli.report:report", "Write an HTML report on runs."),
     ("dash", "pliant.cli.dash:dash", "Follow runs in the browser."),
+    ("model", "pliant.cli.model:app", "Export the network of a run, or describe such a file."),
     ("search", "pliant.cli.search:search", "Find rate vectors that cost little and train well."),
     ("server", "pliant.cli.server:app", "Run an experiment on real devices."),
     ("device", "pliant.cli.device:app", "Join a server as a device."),

@@ -192,12 +192,16 @@ def load_trained_params(folder: str | Path) -> Params:
     ...     net.load_state_dict(pl.load_trained_params(run))
     <All keys matched successfully>
     """
+    return load_trained_round(folder)[1]
+
+
+def load_trained_round(folder: str | Path) -> tuple[int, Params]:
+    """Return the number of rounds before the newest checkpoint of a run, and its parameters."""
     newest = checkpoint.load_newest(Path(folder, CHECKPOINTS), with_parts=False)
     if newest is None:
         raise ValueError(f"{folder}: expected a run with a checkpoint, found none")
     run_state = _build_run_state(newest[1], newest[2], ServerState, NoneType)
-    params: Params = run_state.server_state.params
-    return params
+    return run_state.next_round, run_state.server_state.params
 
 
 def _build_run_state(

@@ -46,6 +46,7 @@ TRIALS = FileFormat("trials", 2, "search again in a new folder")
 TABLE = FileFormat("a table", 3, "search again with `pliant search`", oldest=2)
 STEP_TIME_MODEL = FileFormat("a step-time model", 2, "measure again with `pliant bench profile`")
 STEP_TIME_CURVE = FileFormat("a step-time curve", 2, "delete it: the device measures again")
+MODEL = FileFormat("a model", 1, "export it again with `pliant model export`")
 KEYS = FileFormat(
     "keys",
     3,
