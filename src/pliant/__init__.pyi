@@ -95,6 +95,7 @@ from pliant.methods.base import TaskKey as TaskKey
 from pliant.methods.base import Update as Update
 from pliant.methods.base import make_step as make_step
 from pliant.methods.base import train_locally as train_locally
+from pliant.methods.privacy import DevicePrivacy as DevicePrivacy
 from pliant.nn import models as models
 from pliant.nn.cut import find_cut_points as find_cut_points
 from pliant.nn.cut import split_network as split_network

@@ -71,6 +71,7 @@ class RoundFields(msgspec.Struct):
     exchange: ExchangeFields | None = None
     personal: PersonalFields | None = None
     on_devices: DeviceScores | None = None
+    epsilon: float | None = None
 
     @property
     def accuracy(self) -> float | None:

@@ -54,6 +54,7 @@ class SummaryRow:
     # where the shortest run of the table ends; None if all runs last equally long
     equal_seconds: float | None = None
     equal_accuracy: float | None = None  # mean over runs
+    epsilon: float | None = None  # of differential privacy, mean over runs; None: not private
 
     @property
     def mean_accuracy(self) -> float:
@@ -165,6 +166,7 @@ def _summarise_group(group: AxisValues, runs: Sequence[Rounds], target: float) -
         rounds=statistics.fmean(map(len, runs)),
         joules=sum(record.joules for record in records) / len(runs),
         control_megabytes=sum(record.control_bytes for record in records) / len(runs) / 1e6,
+        epsilon=_average_epsilon([run[-1] for run in runs]),
         **_average_device_scores(runs),
     )
 
@@ -193,6 +195,11 @@ def _average_device_scores(runs: Sequence[Rounds]) -> dict[str, float]:
         "device_spread": statistics.fmean(scores.spread for scores in last),
         "worst_decile": statistics.fmean(scores.worst_decile for scores in last),
     }
+
+
+def _average_epsilon(last_rounds: Rounds) -> float | None:
+    values = [record.epsilon for record in last_rounds if record.epsilon is not None]
+    return statistics.fmean(values) if len(values) == len(last_rounds) else None
 
 
 def _average_trained_accuracy(last_rounds: Rounds) -> float | None:
@@ -234,6 +241,7 @@ def _format_row(row: SummaryRow, target: float) -> dict[str, str]:
         "joules": f"{row.joules:.3g}" if row.joules else MISSING,
         "used": format_percent(row.utilisation),
         "lost": format_percent(row.lost_share),
+        "epsilon": MISSING if row.epsilon is None else f"{row.epsilon:.2f}",
         "C3": f"{row.c3:.3f}" if row.accuracy else MISSING,
         "C3 local": MISSING if row.local_c3 is None else f"{row.local_c3:.3f}",
     }

@@ -13,6 +13,7 @@ from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_tasks import list_batch_sizes
 from pliant.engine.worker_context import build_context
 from pliant.methods.base import LocalTraining
+from pliant.methods.privacy import check_private_method, require_accountant
 from pliant.methods.verbs import (
     Distils,
     Method,
@@ -92,6 +93,25 @@ def check_asynchronous(method: Method, settings: RunSettings, fleet: Fleet) -> N
             f'Expected select = "uniform" or "available" for an asynchronous method, got {kind}, '
             "which counts rounds"
         )
+
+
+def check_privacy(method: Method, net: nn.Module, settings: RunSettings) -> None:
+    """Raise if these settings cannot keep devices private."""
+    if settings.privacy is None:
+        return
+    check_private_method(method)
+    if settings.select != "uniform":
+        raise ValueError(
+            'Expected select = "uniform" with `privacy`, which counts on an equal chance for every '
+            "device"
+        )
+    if find_norms(net) and not isinstance(settings.evaluation.statistics, ReestimatedStats):
+        raise ValueError(
+            'Expected evaluation.statistics of type "reestimated" with `privacy` and batch norm, '
+            "as the devices' running statistics are not merged"
+        )
+    if settings.privacy.noise:
+        require_accountant()  # fail now, not after the first round
 
 
 def _check_lone_samples(net: nn.Module, data: FederatedData, local: LocalTraining) -> None:

@@ -108,6 +108,7 @@ class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
     staleness: float | None = None  # mean over merged updates, in an asynchronous run
     on_devices: DeviceScores | None = None  # if devices tested the network themselves
     control: int = 0  # bytes in both directions beyond `down` and `up`
+    epsilon: float | None = None  # of differential privacy so far; None: not private
 
     def __repr__(self) -> str:
         return _shorten_record(self)

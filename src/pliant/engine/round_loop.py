@@ -5,7 +5,8 @@ workers, or over a network.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -23,8 +24,15 @@ from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.selection import Selection, extend_history
 from pliant.engine.worker_context import WorkerContext
-from pliant.methods.aggregation import CoverageState, build_trained_subnet
+from pliant.methods.aggregation import CoverageState, UpdateStream, build_trained_subnet
 from pliant.methods.base import Update
+from pliant.methods.privacy import (
+    DevicePrivacy,
+    Release,
+    add_release,
+    compute_epsilon,
+    merge_privately,
+)
 from pliant.methods.validation import ValidationPolicy
 from pliant.methods.verbs import (
     DependsOnFleet,
@@ -63,6 +71,7 @@ class RunSettings(Value, frozen=True):
     guard: ValidationPolicy = ValidationPolicy()
     compression: AnyCompression = Uncompressed()  # of the devices' updates
     step_records: bool = True  # the time and row of every mini-batch, in the record of its task
+    privacy: DevicePrivacy | None = None  # of every device, against those who see the network
 
 
 @dataclass
@@ -77,6 +86,7 @@ class Run:
     repeated_rounds: int = 0
     now: float | None = None  # seconds; None: at the start of the next round
     test_on_devices: Callable[["Run"], DeviceScores | None] | None = None
+    secret_seed: int | None = None  # of privacy; None: the settings' seed, which devices know
 
     def __post_init__(self) -> None:
         method = self.context.method
@@ -119,6 +129,21 @@ class Run:
         """Return the last row that devices may choose in the next round; None: any."""
         return self.context.limit_row(self.state.server_state, self.progress)
 
+    @property
+    def drawing_seed(self) -> int:
+        """Return the seed by which devices are drawn, and the noise of privacy."""
+        return self.settings.seed if self.secret_seed is None else self.secret_seed
+
+    def merge(self, updates: Sequence[Update] | UpdateStream) -> Any:
+        """Return the server's state after the updates of the next round."""
+        state, context, privacy = self.state.server_state, self.context, self.settings.privacy
+        if privacy is None:
+            return context.merge(state, updates)
+        rng = rng_stream(self.drawing_seed, "privacy", self.state.next_round)
+        return merge_privately(
+            privacy, context.net, state, updates, context.merge, target=self.target_updates, rng=rng
+        )
+
     def ends_with(self, number: int, seconds: float) -> bool:
         """Return whether a round that closes at this time is the last one."""
         if self.settings.seconds is None:
@@ -150,6 +175,7 @@ class RoundResult:
     dispatched_at: float | None = None  # seconds of the run, if devices were waited for
     residuals: dict[int, Params] = field(default_factory=dict)  # new, of merged devices
     server_state: Any = None  # if the updates, which then have no tensors, are merged already
+    population: int | None = None  # devices among which these were drawn; None: the fleet
 
 
 class Transport(Protocol):
@@ -206,7 +232,7 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     side = None if last_row is None else context.scale_inputs(last_row).side
     server_state = result.server_state
     if server_state is None:
-        server_state = context.merge(run.state.server_state, result.updates)
+        server_state = run.merge(result.updates)
     if context.distiller is not None and result.updates:
         rng = rng_stream(run.settings.seed, "distil", number)
         params = context.distiller.distil(
@@ -229,10 +255,14 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
         device_states=device_states,
         history=history,
         residuals=residuals,
+        releases=_list_releases(run, result),
     )
     record = sum_tasks(number, result.closed_at, result.tasks)
-    if result.dispatched_at is not None or side is not None:
-        record = msgspec.structs.replace(record, dispatched_at=result.dispatched_at, side=side)
+    epsilon = _compute_epsilon(run)
+    if result.dispatched_at is not None or side is not None or epsilon is not None:
+        record = msgspec.structs.replace(
+            record, dispatched_at=result.dispatched_at, side=side, epsilon=epsilon
+        )
     run.repeated_rounds += run.repeats_empty_rounds and not result.updates
     is_last = run.ends_with(number, result.closed_at)
     if is_last or run.settings.evaluation.is_due(number, start, result.closed_at):
@@ -240,6 +270,21 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     if is_last:
         record = msgspec.structs.replace(record, digest=digest(server_state.params))
     return record
+
+
+def _list_releases(run: Run, result: RoundResult) -> tuple[Release, ...]:
+    """Return the rounds that count for privacy: those that merged something."""
+    releases = run.state.releases
+    if run.settings.privacy is None or not result.updates:
+        return releases
+    return add_release(releases, result.population or run.fleet.size, len(result.tasks))
+
+
+def _compute_epsilon(run: Run) -> float | None:
+    """Return epsilon so far, as far as it is finite; None if nobody asked for privacy."""
+    privacy, releases = run.settings.privacy, run.state.releases
+    epsilon = math.inf if privacy is None else compute_epsilon(privacy, releases)
+    return epsilon if math.isfinite(epsilon) else None
 
 
 def _add_scores(

@@ -44,7 +44,7 @@ def train_round(run: Run, pool: Pool[Job, Update], jobs: Sequence[Job]) -> Train
         with closing(_iter_valid(run, pool, shared, jobs, trained)) as updates:
             stream = UpdateStream(planned, updates)
             try:
-                server_state = context.merge(run.state.server_state, stream)
+                server_state = run.merge(stream)
             except MispredictedWeights:
                 # rejected ones are missing: train the others again, as all weights are known now
                 planned, valid = stream.seen, {update.device for update in stream.seen}

@@ -13,6 +13,7 @@ from pliant.data.declared import DataDeclaration
 from pliant.engine.ledger import Record, TaskRecord
 from pliant.engine.selection import History, LastTask
 from pliant.methods.base import ServerState, TaskKey
+from pliant.methods.privacy import Release
 from pliant.methods.state import build_state, flatten_state
 from pliant.params import Params, flatten, group_subtrees, select_subtree
 from pliant.storage import checkpoint, formats
@@ -46,6 +47,7 @@ class RunState:
     history: History = field(default_factory=dict)  # by which some selections choose
     residuals: dict[int, Params] = field(default_factory=dict)  # of compression, by device
     declarations: dict[int, DataDeclaration] = field(default_factory=dict)  # by device
+    releases: tuple[Release, ...] = ()  # rounds that count for privacy
     # of asynchronous runs only
     dispatches: int = 0  # so far
     in_flight: tuple[TaskInFlight, ...] = ()
@@ -103,6 +105,7 @@ class RunStore:
             "position": position,
             "history": {str(device): task for device, task in run_state.history.items()},
             "declarations": {str(device): d for device, d in run_state.declarations.items()},
+            "releases": run_state.releases,
             "dispatches": run_state.dispatches,
             "in_flight": run_state.in_flight,
         }
@@ -220,6 +223,7 @@ def _build_run_state(
         {int(device): LastTask(*task) for device, task in metadata.get("history", {}).items()},
         {int(device): residual for device, residual in residuals.items()},
         msgspec.convert(metadata.get("declarations", {}), dict[int, DataDeclaration], strict=False),
+        tuple(Release(*release) for release in metadata.get("releases", ())),
         metadata.get("dispatches", 0),
         msgspec.convert(metadata.get("in_flight", []), tuple[TaskInFlight, ...]),
         {int(version): params for version, params in versions.items()},

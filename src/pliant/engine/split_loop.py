@@ -264,6 +264,10 @@ def check_split_rules(settings: RunSettings, fleet: Fleet, clients: int) -> None
         raise ValueError(
             f'Expected select = "uniform" or "available" for a split method, got {kind}'
         )
+    if settings.privacy is not None:
+        raise ValueError(
+            "Expected no `privacy` for a split method: it would need noise on every activation"
+        )
     if settings.compression != Uncompressed():
         raise ValueError("Expected no `compression`: split methods encode activations by `payload`")
     if rules.over_selection and settings.per_round < clients:

@@ -19,6 +19,7 @@ from pliant.engine.round_rules import RoundRules
 from pliant.engine.selection import Selection
 from pliant.experiment.user_code import hash_code, is_user_function, load_method, make_absolute
 from pliant.methods import AnyMethod, Method
+from pliant.methods.privacy import DevicePrivacy
 from pliant.methods.validation import ValidationPolicy
 from pliant.nn.sites import ElasticOptions
 from pliant.nn.table_file import load_table
@@ -125,6 +126,7 @@ class Experiment(Value, frozen=True):
     guard: ValidationPolicy = ValidationPolicy()
     compression: AnyCompression = Uncompressed()
     step_records: bool = True
+    privacy: DevicePrivacy | None = None
     workers: AnyWorkers = ProcessWorkers()
     server_speed: Positive | None = None  # MAC/s, for split methods; None: the server takes no time
     search: SearchSettings | None = None  # settings of `pliant search` in the same file

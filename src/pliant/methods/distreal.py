@@ -9,7 +9,7 @@ from pliant.data import InputScale
 from pliant.devices import BudgetPolicy, CostRows, PerBatch, PerRound
 from pliant.devices.budget import Budget
 from pliant.devices.vector_rng import IntArray
-from pliant.methods.aggregation import Updates
+from pliant.methods.aggregation import Updates, Weighting
 from pliant.methods.base import LocalTraining, ServerState, TaskKey, TaskKeys
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd
 from pliant.methods.table_methods import Merging, make_table, merge_updates, select_ordered_subnet
@@ -49,6 +49,10 @@ class Distreal(Value, frozen=True, tag="distreal"):
     margin: Positive = 1.0
     merging: Merging = "macs"
     server: AnyServerOptimiser = ServerSgd()
+
+    @property
+    def delta_weighting(self) -> Weighting | None:
+        return None if self.merging == "counts" else self.merging
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         rows = CostRows(self._make_table(net).shares)

@@ -56,6 +56,10 @@ class Ditto(Value, frozen=True, tag="ditto"):
     merging: AnyMerge = Mean()
     server: AnyServerOptimiser = ServerSgd()
 
+    @property
+    def delta_weighting(self) -> Weighting | None:
+        return self.weighting if isinstance(self.merging, Mean) else None
+
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         return PerRound(CostRows((2.0,)))
 

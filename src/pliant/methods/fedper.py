@@ -44,6 +44,10 @@ class FedPer(Value, frozen=True, tag="fedper"):
     weighting: Weighting = "samples"
     server: AnyServerOptimiser = ServerSgd()
 
+    @property
+    def delta_weighting(self) -> Weighting:
+        return self.weighting
+
     def init_device_state(self, params: Params) -> PersonalLayers:
         check_layers(params, self.personal)
         return PersonalLayers()

@@ -47,5 +47,9 @@ class FedProx(Value, frozen=True, tag="fedprox"):
     def merges_stream(self) -> bool:
         return isinstance(self.merging, Mean)  # the robust rules compare all updates
 
+    @property
+    def delta_weighting(self) -> Weighting | None:
+        return self.weighting if isinstance(self.merging, Mean) else None
+
     def merge(self, net: Elastic, state: ServerState, updates: Updates) -> ServerState:
         return merge_average(self.server, net, state, updates, self.weighting, rule=self.merging)

@@ -1,4 +1,4 @@
-"""Shared by DISTREAL and Coherent: rates from a table, random or ordered filters, three merges."""
+"""Shared by DISTREAL and Coherent: rates from a table, random or ordered filters, four merges."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ from pliant.nn.subnet import Sampling, Subnet
 
 # New filters per mini-batch, one random order per round, or the natural order.
 FilterChoice = Literal["batch", "round", "prefix"]
-Merging = Literal["macs", "samples", "counts"]
+Merging = Literal["macs", "samples", "equal", "counts"]
 
 
 def make_table(
@@ -39,7 +39,7 @@ def select_ordered_subnet(
 def merge_updates(
     server: AnyServerOptimiser, net: Elastic, state: S, updates: Updates, merging: Merging
 ) -> S:
-    """Merge updates by MACs, by samples, or per coordinate by the steps that trained it."""
+    """Merge updates by MACs, samples, alike, or per coordinate by the steps that trained it."""
     if merging == "counts":
         return merge_average(server, net, state, updates, "equal", cover_step_share)
     return merge_average(server, net, state, updates, merging)

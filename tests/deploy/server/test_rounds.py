@@ -439,3 +439,33 @@ def test_devices_are_charged_for_waiting_from_their_reply_to_the_close(tmp_path)
     transport = InProcessTransport({n: make_slow(agent) for n, agent in devices.items()})
     records = serve_rounds(experiment, transport, tmp_path / "run", clock=lambda: now[0])
     assert [task.joules for task in select_tasks(records)] == [20.0, 10.0, 0.0]
+
+
+def test_private_rounds_equal_the_simulation_in_a_rehearsal_and_hide_their_noise_else(tmp_path):
+    pytest.importorskip("dp_accounting")
+    method = {"type": "fedavg", "weighting": "equal", "local": {"batch": 16}}
+    privacy = {"clip": 0.5, "noise": 1.0}
+    experiment = make_experiment(method, privacy=privacy, rules={"grace": 0.0})
+    simulated = compute_simulated_digest(experiment)
+    for name, pace in (("rehearsal", "simulated"), ("real", "measured"), ("again", "measured")):
+        transport = InProcessTransport(make_devices(experiment, tmp_path / name))
+        records = serve_rounds(experiment, transport, tmp_path / name / "run", pace=pace)
+        assert (records[-1].digest == simulated) == (pace == "simulated")
+        assert records[-1].epsilon > 0
+    seeds = [tmp_path / name / "run" / "privacy.seed" for name in ("rehearsal", "real", "again")]
+    assert [seed.exists() for seed in seeds] == [False, True, True]
+    assert seeds[1].read_bytes() != seeds[2].read_bytes()
+    assert seeds[1].stat().st_mode & 0o777 == 0o600
+
+
+def test_privacy_hides_who_is_drawn_from_those_who_know_the_experiment(tmp_path):
+    method = {"type": "fedavg", "weighting": "equal", "local": {"batch": 16}}
+    experiment = make_experiment(
+        method, privacy={"clip": 0.5, "noise": 0.0}, rounds=12, per_round=1, rules={"grace": 0.0}
+    )
+    drawn = {}
+    for pace in ("simulated", "measured"):
+        transport = InProcessTransport(make_devices(experiment, tmp_path / pace))
+        records = serve_rounds(experiment, transport, tmp_path / pace / "run", pace=pace)
+        drawn[pace] = [task.device for task in select_tasks(records)]
+    assert drawn["simulated"] != drawn["measured"]  # alike with a chance of 3 ** -12

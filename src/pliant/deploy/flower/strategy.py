@@ -6,6 +6,7 @@ runs the rounds: no ledger, no records.
 
 from collections.abc import Iterable
 from pathlib import Path
+from secrets import randbits
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
@@ -54,7 +55,8 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
         self._settings = settings or ServerSettings()
         is_own = has_own_data(experiment, self._settings.pace)
         build = build_server_context if is_own else build_run_context
-        self._run = make_run(experiment, build(experiment))
+        seed = None if experiment.privacy is None else randbits(128)
+        self._run = make_run(experiment, build(experiment), secret_seed=seed)
         self._transport: DeviceTransport | None = None
         self.rejected: dict[int, str] = {}  # of the last round
 

@@ -51,7 +51,12 @@ class NotEnoughDevices(RuntimeError):
     """Too few devices are online, or too many consecutive rounds merged no update."""
 
 
-def make_run(experiment: Experiment, context: WorkerContext, store: RunStore | None = None) -> Run:
+def make_run(
+    experiment: Experiment,
+    context: WorkerContext,
+    store: RunStore | None = None,
+    secret_seed: int | None = None,
+) -> Run:
     """Start or resume a run on real devices; it saves every round, so no merged update is lost."""
     initial = init_server_state(context.method, get_params(context.net.module))
     state = store.resume(type(initial), MergedRound) if store else None
@@ -60,7 +65,14 @@ def make_run(experiment: Experiment, context: WorkerContext, store: RunStore | N
         context.data.declarations.update(state.declarations)
         state = replace(state, declarations=context.data.declarations)
     settings = msgspec.structs.replace(experiment.settings, checkpoint_every=1)
-    return Run(context, experiment.fleet, settings, state, repeats_empty_rounds=True)
+    return Run(
+        context,
+        experiment.fleet,
+        settings,
+        state,
+        repeats_empty_rounds=True,
+        secret_seed=secret_seed,
+    )
 
 
 @dataclass
@@ -78,6 +90,7 @@ class DeviceTransport:
         self.requester = Requester(self._config, self.settings.pace, self.messages)
         self._declarations = DeclarationReader(self.experiment.server.max_samples)
         self._has_started = False  # this process has run a round
+        self._population = 0  # devices online when the round's were drawn
         self._opened_at = self._sent_at = 0.0
         self.requests: dict[int, SentRequest] = {}  # of the current round
         self.replies: dict[int, CheckedReply] = {}
@@ -89,10 +102,10 @@ class DeviceTransport:
         target = min(settings.rules.selection_size(run.target_updates), fleet.size)
         quorum = max(1, min(target, settings.rules.quorum_size(run.target_updates)))
         online = self._wait_for_devices(run, target, quorum)
-        self._has_started = True
+        self._has_started, self._population = True, len(online)
         selection, number = settings.select, run.state.next_round
         if isinstance(selection, str) and len(online) < fleet.size:
-            rng, count = rng_stream(settings.seed, "select", number), min(target, len(online))
+            rng, count = rng_stream(run.drawing_seed, "select", number), min(target, len(online))
             indices = rng.choice(len(online), count, replace=False, shuffle=False)
             return sorted(online[int(index)] for index in indices)
 
@@ -106,7 +119,7 @@ class DeviceTransport:
             fleet.size,
             target,
             "uniform" if selection == "available" else selection,
-            seed=settings.seed,
+            seed=run.drawing_seed,
             round=number,
             speeds=estimate_speeds,
             history=history,
@@ -208,6 +221,7 @@ class DeviceTransport:
             start + (closed_at - self._opened_at),
             {update.device: MergedRound(number) for update in updates},
             start + waited,
+            population=self._population,
         )
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
+from secrets import token_hex
 
 from pliant.data.declared import DeclaredData
 from pliant.deploy.server.live_tasks import LiveTasks
@@ -14,13 +15,16 @@ from pliant.engine.round_loop import Transport, run_rounds
 from pliant.engine.run_store import RunStore, read_records
 from pliant.engine.worker_context import WorkerContext
 from pliant.methods.verbs import RunsAsynchronously
+from pliant.storage import atomic
+
+SECRET_SEED_FILE = "privacy.seed"  # who has it knows who was drawn, and the noise
 
 
 def serve(context: WorkerContext, devices: DeviceTransport, folder: Path) -> Iterator[RoundRecord]:
     """Run the remaining rounds of the run in a folder and yield their records."""
     store, retries = RunStore(folder), devices.settings.retries
     try:
-        run = make_run(devices.experiment, context, store)
+        run = make_run(devices.experiment, context, store, _get_secret_seed(devices, folder))
         is_empty = [r.merged == 0 for r in read_records(folder) if isinstance(r, RoundRecord)]
         run.repeated_rounds = sum(is_empty)
         transport = make_transport(devices)
@@ -35,6 +39,19 @@ def serve(context: WorkerContext, devices: DeviceTransport, folder: Path) -> Ite
                 raise NotEnoughDevices(f"no update was merged in {consecutive} consecutive rounds")
     finally:
         store.close()
+
+
+def _get_secret_seed(devices: DeviceTransport, folder: Path) -> int | None:
+    """Return the seed of what privacy hides; devices know that of the experiment.
+
+    A rehearsal draws as the simulation does.
+    """
+    if devices.experiment.privacy is None or devices.settings.pace == "simulated":
+        return None
+    path = folder / SECRET_SEED_FILE
+    if not path.exists():
+        atomic.write_bytes(path, token_hex(16).encode(), is_private=True)
+    return int(path.read_text(), 16)
 
 
 def make_transport(devices: DeviceTransport) -> Transport:
