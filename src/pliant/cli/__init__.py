@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from cyclopts import App, CycloptsError, UnknownCommandError
+from cyclopts.config import Toml
 
 from pliant import __version__
 from pliant.extras import MissingExtra
@@ -24,8 +25,8 @@ COMMANDS = (
     ("run", "pliant.cli.run:run", "Run or resume an experiment."),
     ("compare", "pliant.cli.compare:compare", "Run a matrix of experiments and print a table."),
     ("report", "pliant.cli.report:report", "Write an HTML report on runs."),
-    ("dash", "pliant.cli.dash:dash", "Follow runs in the browser."),
     ("model", "pliant.cli.model:app", "Export the network of a run, or describe such a file."),
+    ("dash", "pliant.cli.dash:dash", "Follow runs in the browser."),
     ("search", "pliant.cli.search:search", "Find rate vectors that cost little and train well."),
     ("server", "pliant.cli.server:app", "Run an experiment on real devices."),
     ("device", "pliant.cli.device:app", "Join a server as a device."),
@@ -43,7 +44,8 @@ Train one neural network across many unequal devices, bending to what each can s
 
 Example: pliant demo"""
 EPILOGUE = """\
-Add --debug anywhere to see the traceback of an error.
+Add --debug anywhere to see the traceback of an error, and --config FILE to read options from a
+TOML file with one table per command, like [server] and [device].
 Exit codes: 0 done, 1 failed, 2 wrong input or usage, 3 network refused, 130 interrupted."""
 
 # These errors are about a path that the user gave; any other OSError (a full disk) is a failed run.
@@ -97,9 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process without threads can be forked
     words = list(sys.argv[1:] if arguments is None else arguments)
     tokens = [token for token in words if token != "--debug"]
-    app = build_app(next(iter(tokens), None), is_plain=not sys.stdout.isatty())
     try:
         _refuse_empty_values(tokens)
+        tokens, config = _take_config(tokens)
+        app = build_app(next(iter(tokens), None), is_plain=not sys.stdout.isatty())
+        if config is not None:
+            app.config = (Toml(config, must_exist=True),)
         code = int(app(tokens, exit_on_error=False, print_error=False) or DONE)
         sys.stdout.flush()
         return code
@@ -107,11 +112,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (Exception, KeyboardInterrupt) as error:
-        if len(tokens) < len(words):
+        if "--debug" in words:
             traceback.print_exc()
         code, line = describe_error(error)
         sys.stderr.write(f"pliant: {line}\n")
         return code
+
+
+def _take_config(tokens: list[str]) -> tuple[list[str], str | None]:
+    """Return the tokens without `--config FILE`, and the file."""
+    if "--config" not in tokens:
+        return tokens, None
+    index = tokens.index("--config")
+    if index + 1 == len(tokens):
+        raise ValueError("--config: expected a TOML file, found nothing after it")
+    path = tokens[index + 1]
+    if not os.path.isfile(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return tokens[:index] + tokens[index + 2 :], path
 
 
 def _refuse_empty_values(tokens: Sequence[str]) -> None:
