@@ -106,6 +106,7 @@ def _run_federation(
     keys: Path | None,
 ) -> int:
     from pliant.cli import server
+    from pliant.deploy.logs import set_up_logging
     from pliant.deploy.messages import has_own_data
     from pliant.deploy.security.certificates import make_keys
     from pliant.deploy.supervise.federation import Federation, open_run, select_server_kind
@@ -130,6 +131,7 @@ def _run_federation(
     if size != described.fleet.size:
         sys.stderr.write(f"using --devices {size} instead of fleet.size = {described.fleet.size}\n")
     address = server.format_address(LOOPBACK, port, keys)
+    set_up_logging("info")
     return server.show_rounds(federation, experiment, folder, address)
 
 

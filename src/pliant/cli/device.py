@@ -1,6 +1,5 @@
 """`pliant device`: run this machine as a device of a federation."""
 
-import logging
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +32,9 @@ def device(
     code: Path | None = None,
     disk_quota: float = 1e9,
     dry_run: Path | None = None,
+    log_level: Literal["debug", "info", "warning", "error"] = "warning",
+    log_format: Literal["text", "json"] = "text",
+    log_file: Path | None = None,
 ) -> int:
     """Connect to a server and train on this machine, with its own data, when it requests it.
 
@@ -55,8 +57,12 @@ def device(
         code: Folder of user code that experiments may import; without it, none is run.
         disk_quota: Most bytes for the states of experiments; the oldest are deleted first.
         dry_run: TOML file of an experiment; print what would leave this device, and send nothing.
+        log_level: Least level of messages to log.
+        log_format: Log plain text, or one JSON object per line.
+        log_file: File for the log, which rotates at 10 MB; by default the standard error output.
     """
     from pliant.deploy.device.host import Limits
+    from pliant.deploy.logs import set_up_logging
     from pliant.experiment.user_code import make_absolute
     from pliant.value import decode
 
@@ -84,6 +90,7 @@ def device(
         raise ValueError("Expected --server HOST:PORT or --dry-run EXPERIMENT.toml")
     if (keys is None) != insecure:
         raise ValueError("Expected either --keys FOLDER or --insecure")
+    set_up_logging(log_level, log_format, log_file)
     return _run_device(server, number, keys, state, limits)
 
 
@@ -135,7 +142,6 @@ def _run_device(
     from pliant.deploy.supervise.child_process import interrupt_on_signal, run_supervisor
     from pliant.deploy.supervise.node import DeviceSupervisor
 
-    logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
     ca, key = None, None
     if keys is not None:
         ca, key, number = find_device_files(keys)

@@ -1,6 +1,5 @@
 """`pliant server`: run an experiment on real devices."""
 
-import logging
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from pliant.experiment.config import Experiment
 
 PaceName = Literal["measured", "simulated"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 app = App(name="server", help_format="plaintext")
 app.command(server_devices.app)
@@ -36,6 +37,9 @@ def server(
     allowance: float = 15.0,
     patience: float = 120.0,
     pace: PaceName = "measured",
+    log_level: LogLevel = "info",
+    log_format: LogFormat = "text",
+    log_file: Path | None = None,
 ) -> int:
     """Run or resume an experiment on devices that connect to this machine.
 
@@ -54,7 +58,11 @@ def server(
             seconds of silence after which the round continues without a device.
         patience: Seconds to wait for devices at the start; later rounds wait for `allowance`.
         pace: Let devices pace themselves by measured speed, or rehearse the simulation of the file.
+        log_level: Least level of messages to log.
+        log_format: Log plain text, or one JSON object per line.
+        log_file: File for the log, which rotates at 10 MB; by default the standard error output.
     """
+    from pliant.deploy.logs import set_up_logging
     from pliant.deploy.security.certificates import check_server_keys
     from pliant.deploy.supervise.federation import open_run, select_server_kind
     from pliant.deploy.supervise.server import ServerSupervisor
@@ -69,6 +77,7 @@ def server(
     settings = make_server_settings(allowance, patience, pace)
     kind = select_server_kind(experiment)
     supervisor = ServerSupervisor(kind, folder, settings, host=host, port=port, keys=keys)
+    set_up_logging(log_level, log_format, log_file)
     open_run(folder, experiment)  # last, so that a failed start leaves no folder
     return show_rounds(supervisor, experiment, folder, format_address(host, port, keys))
 
@@ -131,8 +140,6 @@ def show_rounds(
     from pliant.deploy.supervise.child_process import run_supervisor
     from pliant.split import AnySplit
 
-    logging.basicConfig(level=logging.WARNING, format="pliant: %(message)s")
-    logging.getLogger("pliant").setLevel(logging.INFO)  # shows connecting devices
     is_split, expected = isinstance(experiment.method, AnySplit), experiment.fleet.size
     if not is_split:
         expected = min(expected, experiment.rules.selection_size(experiment.per_round))
