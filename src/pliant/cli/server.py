@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cyclopts import App
 
-from pliant.cli import server_devices
+from pliant.cli import server_devices, server_status
 
 if TYPE_CHECKING:
     from pliant.deploy.settings import ServerSettings
@@ -23,6 +23,7 @@ LogFormat = Literal["text", "json"]
 
 app = App(name="server", help_format="plaintext")
 app.command(server_devices.app)
+app.command(server_status.status)
 
 
 @app.default
@@ -37,6 +38,8 @@ def server(
     allowance: float = 15.0,
     patience: float = 120.0,
     pace: PaceName = "measured",
+    metrics_port: int | None = None,
+    metrics_host: str = "127.0.0.1",
     log_level: LogLevel = "info",
     log_format: LogFormat = "text",
     log_file: Path | None = None,
@@ -58,6 +61,8 @@ def server(
             seconds of silence after which the round continues without a device.
         patience: Seconds to wait for devices at the start; later rounds wait for `allowance`.
         pace: Let devices pace themselves by measured speed, or rehearse the simulation of the file.
+        metrics_port: Port for /healthz, /readyz and Prometheus' /metrics; by default none.
+        metrics_host: Address to listen on for these; anybody who reaches it can read them.
         log_level: Least level of messages to log.
         log_format: Log plain text, or one JSON object per line.
         log_file: File for the log, which rotates at 10 MB; by default the standard error output.
@@ -65,6 +70,7 @@ def server(
     from pliant.deploy.logs import set_up_logging
     from pliant.deploy.security.certificates import check_server_keys
     from pliant.deploy.supervise.federation import open_run, select_server_kind
+    from pliant.deploy.supervise.monitor import open_monitor
     from pliant.deploy.supervise.server import ServerSupervisor
     from pliant.experiment.config import load_experiment
 
@@ -78,8 +84,9 @@ def server(
     kind = select_server_kind(experiment)
     supervisor = ServerSupervisor(kind, folder, settings, host=host, port=port, keys=keys)
     set_up_logging(log_level, log_format, log_file)
-    open_run(folder, experiment)  # last, so that a failed start leaves no folder
-    return show_rounds(supervisor, experiment, folder, format_address(host, port, keys))
+    with open_monitor(supervisor, metrics_host, metrics_port):
+        open_run(folder, experiment)  # last, so that a failed start leaves no folder
+        return show_rounds(supervisor, experiment, folder, format_address(host, port, keys))
 
 
 def check_experiment(experiment: "Experiment", pace: PaceName = "measured") -> "Experiment":

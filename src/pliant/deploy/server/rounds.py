@@ -11,6 +11,7 @@ from pliant.data.declared import DeclaredData
 from pliant.deploy.messages import encode_for_devices
 from pliant.deploy.server.declarations import DeclarationReader
 from pliant.deploy.server.device_tests import score_on_devices
+from pliant.deploy.server.presence import PresenceWriter
 from pliant.deploy.server.replies import (
     DROPPED,
     LATE,
@@ -84,6 +85,7 @@ class DeviceTransport:
     messages: MessageTransport
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    presence: PresenceWriter | None = None  # for those who watch the run
 
     def __post_init__(self) -> None:
         self._config = encode_for_devices(self.experiment, self.settings.pace)
@@ -150,6 +152,8 @@ class DeviceTransport:
         if isinstance(run.context.data, DeclaredData):
             self._declarations.read_hellos(run, sorted(online), self.messages.hello_replies)
             online &= run.context.data.declarations.keys()
+        if self.presence is not None:
+            self.presence.note_online(online)
         return sorted(online)
 
     def dispatch(self, run: Run, devices: list[int]) -> None:
@@ -193,6 +197,8 @@ class DeviceTransport:
         """Validate one reply."""
         reply = check_reply(run, self.requests[message.device], message, self._elapsed)
         self.replies[message.device] = reply
+        if self.presence is not None:
+            self.presence.note_reply(message.device)
         if reply.curve is not None:
             self.requester.curves[message.device] = reply.curve
 

@@ -7,6 +7,7 @@ from secrets import token_hex
 
 from pliant.data.declared import DeclaredData
 from pliant.deploy.server.live_tasks import LiveTasks
+from pliant.deploy.server.presence import PresenceWriter
 from pliant.deploy.server.remote_tasks import RemoteTasks
 from pliant.deploy.server.rounds import DeviceTransport, NotEnoughDevices, make_run
 from pliant.engine.async_loop import AsyncDevices
@@ -23,6 +24,7 @@ SECRET_SEED_FILE = "privacy.seed"  # who has it knows who was drawn, and the noi
 def serve(context: WorkerContext, devices: DeviceTransport, folder: Path) -> Iterator[RoundRecord]:
     """Run the remaining rounds of the run in a folder and yield their records."""
     store, retries = RunStore(folder), devices.settings.retries
+    devices.presence = PresenceWriter(folder)
     try:
         run = make_run(devices.experiment, context, store, _get_secret_seed(devices, folder))
         is_empty = [r.merged == 0 for r in read_records(folder) if isinstance(r, RoundRecord)]
@@ -39,6 +41,7 @@ def serve(context: WorkerContext, devices: DeviceTransport, folder: Path) -> Ite
                 raise NotEnoughDevices(f"no update was merged in {consecutive} consecutive rounds")
     finally:
         store.close()
+        devices.presence.note_online(())
 
 
 def _get_secret_seed(devices: DeviceTransport, folder: Path) -> int | None:

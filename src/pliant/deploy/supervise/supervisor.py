@@ -130,6 +130,7 @@ class Supervisor:
         self.folder, self._lock_file, self.services = folder, lock_file, services
         self._on_close = ExitStack()
         self._started: list[Service] = []
+        self.checked_at = time.monotonic()
 
     @property
     def pids(self) -> dict[str, int]:
@@ -151,6 +152,7 @@ class Supervisor:
 
     def check(self) -> None:
         """Restart dead processes, but none while one that it depends on waits for its restart."""
+        self.checked_at = time.monotonic()
         for service in self._started:
             if not service.check():
                 return
