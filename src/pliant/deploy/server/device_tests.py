@@ -18,6 +18,7 @@ from pliant.deploy.server.replies import NONCE_BYTES, OVERHEAD_BYTES, MessageTra
 from pliant.engine.device_scores import DeviceScores
 from pliant.engine.evaluation import settle_statistics
 from pliant.engine.round_loop import Run
+from pliant.engine.task_control import count_carrier_bytes
 
 
 def score_on_devices(
@@ -45,11 +46,11 @@ def score_on_devices(
         requests[device] = encode_message(request, {PARAMS: settled})
     messages.send(requests, round=number, seconds=seconds)
     scores: dict[int, TrainReply] = {}
-    sent, has_time = sum(map(len, requests.values())), True
+    sizes, has_time = {device: len(raw) for device, raw in requests.items()}, True
     while waiting and has_time:
         for message in messages.poll_replies():
             waiting.discard(message.device)
-            sent += len(message.raw or b"")
+            sizes[message.device] += len(message.raw or b"")
             score = _read_score(message, number, declared[message.device].tests)
             if score is not None and score.nonce == nonces[message.device]:
                 scores[message.device] = score
@@ -58,6 +59,7 @@ def score_on_devices(
         return None
     numbers = tuple(sorted(scores))
     correct, tests = (tuple(getattr(scores[d], n) for d in numbers) for n in ("correct", "tests"))
+    sent = sum(size + count_carrier_bytes(size) for size in sizes.values())
     return DeviceScores(numbers, correct, tests, sent)
 
 
