@@ -2,6 +2,7 @@
 
 import logging
 import time
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 
@@ -11,11 +12,14 @@ from tests.deploy.grpc_in_process import (
     make_devices,
     make_experiment,
     make_server_run,
+    run_with_devices,
 )
 
 from pliant.deploy.grpc import server_main
+from pliant.deploy.grpc.device import SplitDevice
+from pliant.deploy.grpc.environment import WallClockEnvironment
 from pliant.deploy.server.rounds import NotEnoughDevices
-from pliant.engine.ledger import verify_records
+from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.run_store import read_records
 
 
@@ -57,6 +61,29 @@ def test_a_run_without_a_quorum_ends(tmp_path, monkeypatch):
         pytest.raises(NotEnoughDevices, match="expected 3 or more devices online, got 2"),
     ):
         list(server_run.run_rounds(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(("lengths", "outcome"), [(9.9, "finished"), (10.1, "partial")])
+def test_even_a_round_that_waits_for_all_ends_after_twenty_lengths(
+    tmp_path, monkeypatch, lengths, outcome
+):
+    """Device 2 takes this many round lengths for each of its three mini-batches."""
+    passed = [0.0]
+
+    class SlowDevice(SplitDevice):
+        def handle_request(self, request, tensors):
+            if self.number == 2 and request.kind == "ask":
+                passed[0] += lengths * experiment.fleet.round_seconds
+            return super().handle_request(request, tensors)
+
+    experiment = make_experiment(tmp_path, "splitfed", rounds=1)
+    clock = partial(WallClockEnvironment, clock=lambda: time.monotonic() + passed[0])
+    monkeypatch.setattr(server_main, "WallClockEnvironment", clock)
+    devices = make_devices(range(3), tmp_path, SlowDevice)
+    records = run_with_devices(experiment, tmp_path, devices=devices, pace="measured")
+    assert passed[0] >= 2 * lengths * experiment.fleet.round_seconds
+    [task] = [r for r in records if isinstance(r, TaskRecord) and r.device == 2]
+    assert task.outcome == outcome
 
 
 def test_the_log_has_one_line_per_joined_device(tmp_path, caplog):

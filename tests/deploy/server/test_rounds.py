@@ -223,6 +223,20 @@ class Clock:
         self.now += seconds
 
 
+def test_even_a_round_that_waits_for_all_ends_after_twenty_lengths(tmp_path):
+    experiment, clock = make_experiment(rounds=1, rules={"late": "wait"}), Clock()
+
+    def hang(device, round, raw):
+        clock.now += 10.0
+        return None if device == 2 else raw
+
+    transport = InProcessTransport(make_devices(experiment, tmp_path), hang)
+    options = {"clock": clock, "sleep": clock.sleep, "allowance": 15.0}
+    records = serve_rounds(experiment, transport, tmp_path / "run", **options)
+    assert [task.outcome for task in select_tasks(records)] == ["finished", "finished", "late"]
+    assert records[-1].seconds == pytest.approx(20 * 60.0 + 15.0, abs=0.5)
+
+
 def test_a_silent_device_ends_late_at_the_deadline(tmp_path):
     experiment, clock = make_experiment(rounds=1), Clock()
 
