@@ -66,7 +66,7 @@ def test_three_processes_reach_the_simulated_weights_and_strangers_stay_out(tmp_
         federation.close()
     assert records[-1].digest == simulate_rounds(experiment)[-1].digest
     assert verify_records(read_records(tmp_path / "run")) == 2
-    wait_until(lambda: not find_processes(tmp_path), "all processes to end")
+    wait_until(lambda: not find_processes(str(tmp_path)), "all processes to end")
 
 
 def is_up(port, ca):
