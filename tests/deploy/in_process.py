@@ -22,6 +22,7 @@ from pliant.deploy.server.serve import serve
 from pliant.deploy.settings import ServerSettings
 from pliant.engine.run_store import read_records
 from pliant.engine.simulate import simulate
+from pliant.engine.task_control import count_carrier_bytes
 from pliant.experiment.build import build_run_context, build_server_context
 from pliant.experiment.config import Experiment
 from pliant.methods.verbs import get_inner_method
@@ -64,6 +65,9 @@ class InProcessTransport:
         if raw is None:
             return []
         return [raw if isinstance(raw, RawReply) else RawReply(device, raw)]
+
+    def count_carrier_bytes(self, size):
+        return count_carrier_bytes(size)
 
 
 def make_experiment(method="fedavg", *, fleet=None, **fields):

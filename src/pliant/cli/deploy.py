@@ -60,6 +60,7 @@ def up(
     allowance: float = 15.0,
     patience: float = 120.0,
     pace: Literal["measured", "simulated"] = "measured",
+    transport: Literal["flower", "grpc"] = "flower",
 ) -> int:
     """Run an experiment with a server and devices as processes on this machine.
 
@@ -79,6 +80,8 @@ def up(
             seconds of silence after which the round continues without a device.
         patience: Seconds to wait for devices at the start; later rounds wait for `allowance`.
         pace: Let devices pace themselves by measured speed, or rehearse the simulation of the file.
+        transport: What carries federated methods: Flower, or gRPC for rounds of less than some
+            seconds. Split methods always use gRPC.
     """
     from pliant.cli import server
     from pliant.experiment.config import load_experiment
@@ -90,7 +93,7 @@ def up(
         load_experiment(spec, overrides) if spec else make_default_experiment(overrides, devices)
     )
     limits = make_limits(described, data, code)
-    settings = server.make_server_settings(allowance, patience, pace)
+    settings = server.make_server_settings(allowance, patience, pace, transport)
     folder = out or Path("runs") / (spec.stem if spec else "deploy")
     keys = None if insecure else folder / "keys"
     return _run_federation(described, devices, folder, settings, limits, port, keys)
@@ -121,7 +124,8 @@ def _run_federation(
         )
     server.check_experiment(experiment, settings.pace)
     # Validate before creating the folder.
-    ServerSupervisor(select_server_kind(experiment), folder, settings, port=port)
+    kind = select_server_kind(experiment, settings.transport)
+    ServerSupervisor(kind, folder, settings, port=port)
     open_run(folder, experiment)
     if keys is not None and not keys.exists():
         make_keys(keys)

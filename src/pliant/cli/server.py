@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PaceName = Literal["measured", "simulated"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+TransportName = Literal["flower", "grpc"]
 
 app = App(name="server", help_format="plaintext")
 app.command(server_devices.app)
@@ -38,6 +39,7 @@ def server(
     allowance: float = 15.0,
     patience: float = 120.0,
     pace: PaceName = "measured",
+    transport: TransportName = "flower",
     metrics_port: int | None = None,
     metrics_host: str = "127.0.0.1",
     log_level: LogLevel = "info",
@@ -61,6 +63,8 @@ def server(
             seconds of silence after which the round continues without a device.
         patience: Seconds to wait for devices at the start; later rounds wait for `allowance`.
         pace: Let devices pace themselves by measured speed, or rehearse the simulation of the file.
+        transport: What carries federated methods: Flower, or gRPC for rounds of less than some
+            seconds; devices follow. Split methods always use gRPC.
         metrics_port: Port for /healthz, /readyz and Prometheus' /metrics; by default none.
         metrics_host: Address to listen on for these; anybody who reaches it can read them.
         log_level: Least level of messages to log.
@@ -80,8 +84,8 @@ def server(
     experiment = check_experiment(experiment, pace)
     if keys is not None:
         check_server_keys(keys)
-    settings = make_server_settings(allowance, patience, pace)
-    kind = select_server_kind(experiment)
+    settings = make_server_settings(allowance, patience, pace, transport)
+    kind = select_server_kind(experiment, transport)
     supervisor = ServerSupervisor(kind, folder, settings, host=host, port=port, keys=keys)
     set_up_logging(log_level, log_format, log_file)
     with open_monitor(supervisor, metrics_host, metrics_port):
@@ -125,11 +129,13 @@ def check_experiment(experiment: "Experiment", pace: PaceName = "measured") -> "
     return experiment
 
 
-def make_server_settings(allowance: float, patience: float, pace: PaceName) -> "ServerSettings":
+def make_server_settings(
+    allowance: float, patience: float, pace: PaceName, transport: TransportName
+) -> "ServerSettings":
     from pliant.deploy.settings import ServerSettings
     from pliant.value import decode
 
-    raw = {"allowance": allowance, "patience": patience, "pace": pace}
+    raw = {"allowance": allowance, "patience": patience, "pace": pace, "transport": transport}
     return decode(raw, ServerSettings)
 
 

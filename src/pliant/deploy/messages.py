@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pliant.data.declared import DataDeclaration
-from pliant.deploy.settings import Pace
+from pliant.deploy.settings import MalformedMessage, Pace
 from pliant.deploy.step_times import CurvePoints
 from pliant.deploy.versions import Versions, find_version_problem
 from pliant.experiment.config import Experiment, ServerConfig
@@ -65,10 +65,6 @@ class TrainReply(Struct, frozen=True):
     declaration: DataDeclaration | None = None  # in reply to a hello, if it has its own data
     tests: int = 0  # images that a network was tested on
     correct: int = 0
-
-
-class MalformedMessage(ValueError):
-    """Bytes that are not a valid message; says what was expected instead."""
 
 
 def has_own_data(experiment: Experiment, pace: Pace) -> bool:

@@ -39,7 +39,13 @@ BYTE_LIMIT_FILE = "max_message_bytes"  # the largest valid message; also in a de
 MAX_WAIT_ROUNDS = 20
 # Whether devices follow their own measurements or the traces of the simulated fleet.
 Pace = Literal["measured", "simulated"]
+# What carries the messages of federated methods.
+TransportName = Literal["flower", "grpc"]
 S = TypeVar("S")
+
+
+class MalformedMessage(ValueError):
+    """Bytes that are not a valid message; says what was expected instead."""
 
 
 class ServerRefusal(PermissionError):
@@ -51,7 +57,7 @@ class ServerChanged(ConnectionError):
 
 
 class ServerSettings(Value, frozen=True):
-    """How long a server waits for real devices, and by which clock they pace themselves.
+    """How long a server waits for real devices, their clock, and what carries its messages.
 
     A device has `fleet.round_seconds` from the arrival of its request, and the rules' `grace`. The
     server waits `allowance` longer, as Flower polls every three seconds on both sides and starts a
@@ -64,6 +70,7 @@ class ServerSettings(Value, frozen=True):
     patience: Positive = 120.0  # seconds to wait for devices at the start, or for a quorum
     retries: Count = 10
     pace: Pace = "measured"
+    transport: TransportName = "flower"  # of federated methods
 
 
 def read_byte_limit(path: Path) -> int:

@@ -9,14 +9,15 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 SERVER_HEADER = "pliant-server"  # of HTTP and gRPC
 DESCRIBE_ROUTE = "/health"  # of HTTP
 DESCRIBE_CALL = "/pliant.Split/Describe"  # of gRPC
 ENROL_ROUTE, ENROL_CALL = "/pliant/enrol", "/pliant.Split/Enrol"
 ENROL_HEADER = "pliant-enrolment"  # of the request and of the answer
 
-ServerKind = Literal["split", "federated"]
+# of the run; federated ones are over Flower unless they are over gRPC
+ServerKind = Literal["split", "federated", "federated_grpc"]
 
 
 class Versions(Struct, frozen=True):

@@ -86,9 +86,7 @@ class Connection:
     def move(self, steps="dau"):
         """Move a frame down, let the device act on one, move one up."""
         if "d" in steps:
-            frame, self.epoch = self.channel.get_next_frame(
-                self.stream_id, self.epoch, {}, timeout=0.0
-            )
+            frame, self.epoch = self.channel.get_next_frame(self.stream_id, self.epoch, timeout=0.0)
             self.down += [frame] if frame else []
         if "a" in steps and self.down:
             header, tensors = decode_message(self.down.pop(0), ServerHeader)
@@ -154,7 +152,7 @@ def test_pending_requests_are_limited_and_a_silent_device_leaves(tmp_path):
     channel = DeviceChannel(0, timeout=5.0, clock=clock)
     stream_id = channel.attach()
     epoch = channel.epoch
-    _, announced_epoch = channel.get_next_frame(stream_id, None, {}, timeout=0.0)
+    _, announced_epoch = channel.get_next_frame(stream_id, None, timeout=0.0)
     channel.mark_ready(stream_id, epoch, 0)
     assert channel.join_round()
     numbers = [channel.send_request("drop") for _ in range(MAX_PENDING_REQUESTS)]
@@ -162,7 +160,7 @@ def test_pending_requests_are_limited_and_a_silent_device_leaves(tmp_path):
     channel._condition.wait = lambda seconds: None  # the clock advances by itself
     assert channel.send_request("drop") is None  # no reply came: the device has left
     assert not channel.is_in_round
-    frame, announced_epoch = channel.get_next_frame(stream_id, announced_epoch, {}, timeout=0.0)
+    frame, announced_epoch = channel.get_next_frame(stream_id, announced_epoch, timeout=0.0)
     assert decode_message(frame, ServerHeader)[0].epoch == announced_epoch == channel.epoch != epoch
     channel.receive_reply(stream_id, SplitReply(1, 1), {})  # of the old epoch
     channel.mark_ready(stream_id, epoch, 3)

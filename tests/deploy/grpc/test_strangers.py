@@ -109,7 +109,7 @@ def test_the_run_continues_whatever_a_stranger_sends(tmp_path):
             with pytest.raises(grpc.RpcError) as refusal:
                 list(call)
             assert refusal.value.code().name == code
-        assert "expected protocol 5 of pliant" in refusal.value.details()
+        assert "expected protocol 6 of pliant" in refusal.value.details()
         assert refusal.value.details().endswith("got protocol 3 of pliant 0.1")
     with connect_devices(make_devices(range(3), tmp_path), server_run.grpc_server.port, tmp_path):
         thread.join(LIMIT)

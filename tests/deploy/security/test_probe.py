@@ -72,7 +72,7 @@ def make_tls_handler(keys, info=FEDERATED):
 
 @contextmanager
 def serve_grpc(keys=None):
-    server = GrpcServer({}, None, address="127.0.0.1:0", keys=keys, max_message_bytes=1000)
+    server = GrpcServer({}, address="127.0.0.1:0", keys=keys, max_message_bytes=1000)
     server.start()
     yield server.port
     server.close()

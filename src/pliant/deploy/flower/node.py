@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
-from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +53,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from pliant.deploy.device.heartbeat import Heartbeat
 from pliant.deploy.device.host import DeviceSetup
+from pliant.deploy.device.worker_call import call_worker
 from pliant.deploy.flower.app_bundle import APP_HASH
 from pliant.deploy.flower.client_app import extract_body, make_content
 from pliant.deploy.flower.limited_transport import LimitedTransport
@@ -80,7 +80,6 @@ APPROVAL_RETRY_SECONDS = 1.0
 MAX_SKEW_SECONDS = 5.0  # that Flower accepts in the time of a request
 HEARTBEAT_SECONDS = 10  # Flower's shortest; a dead node counts as online for twice as long
 OBJECT_SECONDS = 120.0  # for the server to receive all of a message
-CONNECT_SECONDS = 120.0  # a dead worker must be back by then, on a busy machine too
 EXTRA_OBJECTS = 16  # of a message, besides the chunks of its array
 
 
@@ -327,25 +326,6 @@ class FleetNode:
                     raise
             time.sleep(delay)
             delay = min(2 * delay, MAX_RETRY_SECONDS)
-
-
-def call_worker(socket: str, request: bytes, seconds: float) -> bytes:
-    """Pass a request to the worker and return its reply; raise TimeoutError if it comes late."""
-    end = time.monotonic() + CONNECT_SECONDS
-    while True:
-        try:
-            connection = Client(socket, family="AF_UNIX")
-            break
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            Path(f"{socket}.wanted").touch()  # the worker may have exited while idle
-            time.sleep(0.2)
-    with connection:
-        connection.send_bytes(request)
-        if not connection.poll(seconds):
-            raise TimeoutError
-        return connection.recv_bytes()
 
 
 def find_clock_skew(response: httpx.Response) -> str | None:

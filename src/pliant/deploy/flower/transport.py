@@ -12,6 +12,7 @@ from flwr.app import Message, MessageType
 
 from pliant.deploy.flower.client_app import extract_body, make_content
 from pliant.deploy.server.replies import RawReply
+from pliant.engine.task_control import count_carrier_bytes
 
 log = logging.getLogger("pliant")
 
@@ -143,6 +144,9 @@ class FlowerTransport:
             if device is not None:
                 replies.append(read_reply(device, message))
         return replies + self._give_up_gone_devices()
+
+    def count_carrier_bytes(self, size: int) -> int:
+        return count_carrier_bytes(size)
 
     def _give_up_gone_devices(self) -> list[RawReply]:
         """Return failures for devices that are gone, or have another key: no reply will come."""

@@ -8,20 +8,23 @@ requests of the old one.
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from secrets import token_hex
 
 import msgspec
 from torch import Tensor
 
 from pliant.deploy.grpc import frames
-from pliant.deploy.messages import MalformedMessage, encode_message
+from pliant.deploy.grpc.handshake import StreamRefused
+from pliant.deploy.messages import decode_message, encode_message
+from pliant.deploy.settings import MalformedMessage
 from pliant.params import Params
 from pliant.split.client import BatchRequest
 
 MAX_PENDING_REQUESTS = 8
 MIN_BATCH_SECONDS, MAX_BATCH_SECONDS = 1e-6, 1e6  # plausible times of a mini-batch
 MAX_UNEXPECTED_REPLIES = 64  # the stream is closed after this many
+WAIT_SECONDS = 1.0  # for a frame to send, before the device's key is checked again
 
 STREAM_BYTES = 6200  # TLS handshake and headers of a stream, and of the call before it
 CHUNK_BYTES, CHUNK_OVERHEAD = 16384, 31  # largest HTTP/2 frame; its header and TLS record
@@ -33,16 +36,47 @@ def count_wire_bytes(size: int) -> int:
     return size + FRAME_OVERHEAD + CHUNK_OVERHEAD * -(-size // CHUNK_BYTES)
 
 
+class StreamOwner:
+    """Which process of a device has a stream; only one may."""
+
+    def __init__(self) -> None:
+        self.stream_id = 0  # of the newest stream; older ones are closed
+        self.process: str | None = None  # None without a stream
+
+    def attach(self, process: str) -> int | None:
+        """Start a stream of a process and return its id.
+
+        This closes an older stream of the same process, even one not yet known to be broken. While
+        another process has a stream, return None: two would evict each other indefinitely.
+        """
+        if self.process not in (None, process):
+            return None
+        self.stream_id, self.process = self.stream_id + 1, process
+        return self.stream_id
+
+    def detach(self, stream_id: int) -> bool:
+        """End a stream; return whether it was the newest."""
+        is_newest = stream_id == self.stream_id
+        if is_newest:
+            self.stream_id, self.process = stream_id + 1, None
+        return is_newest
+
+
 class DeviceChannel:
     """Requests to a device and its replies, over a sequence of streams."""
 
     def __init__(
-        self, device: int, timeout: float, *, clock: Callable[[], float] = time.monotonic
+        self,
+        device: int,
+        timeout: float,
+        *,
+        experiment: object = None,  # as plain data
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.device, self.timeout, self._clock = device, timeout, clock
+        self._experiment = experiment
         self._condition = threading.Condition()
-        self._stream_id = 0  # of the newest stream; older ones are closed
-        self._process: str | None = None  # the stream's owner; None without a stream
+        self._stream = StreamOwner()
         self.is_run_over = False
         self.resumed_streams = 0  # streams that resumed an epoch
         self.is_in_round = False
@@ -136,14 +170,9 @@ class DeviceChannel:
     def refuse(self, reason: str) -> None:
         """Drop the device and end its stream, telling it why."""
         with self._condition:
-            self._refusals = {self._stream_id: reason}
-            self.detach(self._stream_id)
+            self._refusals = {self._stream.stream_id: reason}
+            self.detach(self._stream.stream_id)
             self.leave_round()
-
-    def get_refusal(self, stream_id: int) -> str | None:
-        """Return why a stream was ended, if the device is refused."""
-        with self._condition:
-            return self._refusals.get(stream_id)
 
     def close(self) -> None:
         """Tell the stream that the run is over."""
@@ -167,38 +196,30 @@ class DeviceChannel:
     def process(self) -> str | None:
         """Return the process that has a stream, if there is one."""
         with self._condition:
-            return self._process
+            return self._stream.process
 
     # called by the stream's threads
 
     def attach(self, process: str = "") -> int | None:
-        """Start a stream of a device's process and return its id.
-
-        This closes an older stream of the same process, even one not yet known to be broken. While
-        another process has a stream, return None: two would evict each other indefinitely.
-        """
+        """Start a stream of a device's process and return its id; None if another one has it."""
         with self._condition:
-            if self._process not in (None, process):
-                return None
-            self._stream_id += 1
-            self._traffic += STREAM_BYTES
-            self._process = process
-            self.is_ready = False
-            self._condition.notify_all()
-            return self._stream_id
+            stream_id = self._stream.attach(process)
+            if stream_id is not None:
+                self._traffic += STREAM_BYTES
+                self.is_ready = False
+                self._condition.notify_all()
+            return stream_id
 
     def detach(self, stream_id: int) -> None:
         with self._condition:
-            if stream_id == self._stream_id:
-                self._stream_id += 1
-                self._process = None
+            if self._stream.detach(stream_id):
                 self.is_ready = False
             self._condition.notify_all()
 
     def mark_ready(self, stream_id: int, epoch: str, done_up_to: int) -> None:
         """Resume after the device's last completed request; start a new epoch if it lost track."""
         with self._condition:
-            if stream_id != self._stream_id or epoch != self.epoch:
+            if stream_id != self._stream.stream_id or epoch != self.epoch:
                 return  # a newer epoch has been announced in the meantime
             first = min(self._pending_requests, default=self._last_number + 1)
             if not first - 1 <= done_up_to <= self._last_number:
@@ -209,12 +230,31 @@ class DeviceChannel:
             self.is_ready = True
             self._condition.notify_all()
 
-    def count_received(self, size: int) -> None:
+    def receive_frame(self, stream_id: int, raw: bytes) -> None:
         with self._condition:
-            self._traffic += count_wire_bytes(size)
+            self._traffic += count_wire_bytes(len(raw))
+        header, tensors = decode_message(raw, frames.DeviceHeader)
+        if isinstance(header, frames.Ready):
+            self.mark_ready(stream_id, header.epoch, header.done_up_to)
+        elif isinstance(header, frames.SplitReply):
+            self.receive_reply(stream_id, header, tensors)
+        else:
+            raise MalformedMessage(f"a reply, got {type(header).__name__}")
+
+    def iter_frames(self, stream_id: int) -> Iterator[bytes | None]:
+        frame, epoch = self.get_next_frame(stream_id, None, WAIT_SECONDS)
+        while epoch is not None:
+            yield frame
+            frame, epoch = self.get_next_frame(stream_id, epoch, WAIT_SECONDS)
+        with self._condition:
+            reason = self._refusals.get(stream_id)
+        if reason is not None:
+            raise StreamRefused("FAILED_PRECONDITION", reason)
+        if self.is_run_over:
+            yield encode_message(frames.RunFinished())
 
     def get_next_frame(
-        self, stream_id: int, announced_epoch: str | None, experiment: object, timeout: float
+        self, stream_id: int, announced_epoch: str | None, timeout: float
     ) -> tuple[bytes | None, str | None]:
         """Return a stream's next frame and the epoch announced to the device so far.
 
@@ -223,7 +263,7 @@ class DeviceChannel:
         """
 
         def is_over() -> bool:
-            return stream_id != self._stream_id or self.is_run_over
+            return stream_id != self._stream.stream_id or self.is_run_over
 
         def has_request() -> bool:
             return self.is_ready and self._next_number in self._pending_requests
@@ -236,7 +276,7 @@ class DeviceChannel:
                 return None, None
             if announced_epoch != self.epoch:
                 self.is_ready = False
-                frame = encode_message(frames.SplitRunConfig(self.epoch, experiment))
+                frame = encode_message(frames.SplitRunConfig(self.epoch, self._experiment))
                 self._traffic += count_wire_bytes(len(frame))
                 return frame, self.epoch
             if not has_request():
@@ -257,7 +297,7 @@ class DeviceChannel:
     def receive_reply(self, stream_id: int, reply: frames.SplitReply, tensors: Params) -> None:
         """Accept a reply; ignore one that was received before."""
         with self._condition:
-            if stream_id != self._stream_id or not self.is_ready:
+            if stream_id != self._stream.stream_id or not self.is_ready:
                 return
             number = reply.number
             is_new = number > self._received_up_to and number not in self._received_numbers

@@ -1,40 +1,35 @@
-"""A device's connection to the server of a split run: authenticate, reply, reconnect.
+"""A device's connection to a server over gRPC: authenticate, pass frames on, reconnect.
 
-The process of a split device is `python -m pliant.deploy.grpc.client SETUP`.
+Importing this does not load torch.
 """
 
 import errno
 import logging
 import queue
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from pliant import runtime
 from pliant.deploy.device.heartbeat import Heartbeat
-from pliant.deploy.device.host import DeviceSetup
-from pliant.deploy.grpc import frames
-from pliant.deploy.grpc.channel import MAX_PENDING_REQUESTS
-from pliant.deploy.grpc.device import SplitDevice, TrainingDeclined
-from pliant.deploy.grpc.handshake import StreamHello, make_hello
-from pliant.deploy.grpc.server import (
+from pliant.deploy.grpc.handshake import (
     GRPC_METHOD,
     GRPC_SERVICE,
     KEEPALIVE_MS,
     PING_TIMEOUT_MS,
+    StreamHello,
+    make_hello,
 )
-from pliant.deploy.messages import MalformedMessage, decode_message
 from pliant.deploy.security.probe import detect_protocol, parse_server_address
 from pliant.deploy.settings import (
     HELLO_BYTES,
     WAITS_FOR_APPROVAL,
+    MalformedMessage,
     ServerChanged,
     ServerRefusal,
-    run_process,
 )
-from pliant.deploy.versions import DESCRIBE_CALL
+from pliant.deploy.versions import DESCRIBE_CALL, ServerKind
 from pliant.extras import require
 from pliant.rng import rng_stream
 
@@ -44,15 +39,55 @@ FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 5.0  # the delay doubles in betwee
 DESCRIBE_SECONDS = 30.0  # for the server to say what it is
 MAX_DUPLICATE_RETRIES = 30  # takes longer than the server keeps a dead stream
 DECLINED_RETRY_SECONDS = 30.0  # before checking the owner's limits again
+MAX_OUTGOING_FRAMES = 20  # more than a server leaves unanswered
 DUPLICATE_STATUS = "ALREADY_EXISTS"
 FATAL_STATUSES = ("UNAUTHENTICATED", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "UNIMPLEMENTED")
+
+
+class TrainingDeclined(Exception):
+    """The owner's limits do not allow training now."""
+
+
+class DeviceStream:
+    """A device's stream to the server, to send frames on."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes  # of a frame that is received
+        self.outgoing: queue.Queue[bytes | None] = queue.Queue(MAX_OUTGOING_FRAMES)
+        self.call: Any = None
+
+    def send(self, frame: bytes) -> None:
+        self.outgoing.put(frame)
+
+    def close(self) -> None:
+        if self.call is not None:
+            self.call.cancel()
+        with suppress(queue.Full):  # then its reader notices the end without it
+            self.outgoing.put_nowait(None)
+
+
+class StreamDevice(Protocol):
+    """A device that handles the frames of its streams."""
+
+    number: int
+
+    @property
+    def kind(self) -> ServerKind:
+        """Return the kind of server that it understands."""
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Return the size that no valid frame exceeds, or 0 if the network is not known yet."""
+
+    def handle_frame(self, raw: bytes, stream: DeviceStream) -> bool:
+        """Handle a frame of the server; return whether the stream goes on."""
 
 
 @dataclass
 class GrpcClient:
     """Keep a device connected until it is stopped or refused."""
 
-    device: SplitDevice
+    device: StreamDevice
     server: str
     process: str  # stays the same when this is restarted after a crash
     ca: Path | None = None
@@ -63,14 +98,13 @@ class GrpcClient:
         self._grpc: Any = require("grpc", "deploy")
         self._address = parse_server_address(self.server, self.ca, self.key)
         self._stop = threading.Event()
-        self._call: Any = None
+        self._stream: DeviceStream | None = None
         self._attempts = 0  # since the server last accepted this device
-        self._max_bytes = HELLO_BYTES  # until the network is known
 
     def stop(self) -> None:
         self._stop.set()
-        if self._call is not None:
-            self._call.cancel()
+        if self._stream is not None:
+            self._stream.close()
 
     def run(self) -> None:
         """Serve requests until stopped; raise `ServerRefusal` if the server refuses this device."""
@@ -117,12 +151,12 @@ class GrpcClient:
                 raise
             except OSError:
                 return  # the server is not up yet, or is down
-            if kind != "split":
+            if kind != self.device.kind:
                 raise ServerChanged(f"{self.server} now serves a {kind} run")
 
-    def _open_channel(self) -> Any:
+    def _open_channel(self, max_bytes: int) -> Any:
         options = [
-            ("grpc.max_receive_message_length", self._max_bytes),
+            ("grpc.max_receive_message_length", max_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", KEEPALIVE_MS),
             ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 2),
@@ -137,35 +171,23 @@ class GrpcClient:
         return self._grpc.secure_channel(self.server, credentials, options)
 
     def _run_stream(self) -> None:
-        outgoing: queue.Queue[bytes | None] = queue.Queue(2 * MAX_PENDING_REQUESTS + 4)
-        with self._open_channel() as channel:
+        max_bytes = max(HELLO_BYTES, self.device.max_message_bytes)
+        self._stream = stream = DeviceStream(max_bytes)
+        with self._open_channel(max_bytes) as channel:
             open_stream = channel.stream_stream(f"/{GRPC_SERVICE}/{GRPC_METHOD}")
-            self._call = open_stream(iter(outgoing.get, None), metadata=self._greet(channel))
+            frames = iter(stream.outgoing.get, None)
+            stream.call = open_stream(frames, metadata=self._greet(channel))
             try:
-                for raw in self._call:
+                for raw in stream.call:
                     with self.heartbeat.working() if self.heartbeat else nullcontext():
-                        if self._stop.is_set() or not self._handle_frame(raw, outgoing):
+                        if self._stop.is_set():
                             return
+                        is_open = self.device.handle_frame(raw, stream)
+                    self._attempts = 0
+                    if not is_open:
+                        return
             finally:
-                self._call.cancel()
-                outgoing.put(None)
-
-    def _handle_frame(self, raw: bytes, outgoing: "queue.Queue[bytes | None]") -> bool:
-        """Handle a frame; return whether the run continues."""
-        header, tensors = decode_message(raw, frames.ServerHeader)
-        if isinstance(header, frames.SplitRequest):
-            frame = self.device.handle_request(header, tensors)
-            if frame is not None:
-                outgoing.put(frame)
-        elif isinstance(header, frames.SplitRunConfig):
-            first_frames = self.device.configure(header)
-            self._attempts = 0
-            if self.device.max_message_bytes > self._max_bytes:
-                self._max_bytes = self.device.max_message_bytes  # of the next stream
-                return False
-            for frame in first_frames:
-                outgoing.put(frame)
-        return not isinstance(header, frames.RunFinished)
+                stream.close()
 
     def _greet(self, channel: Any) -> list[tuple[str, str | bytes]]:
         """Ask the server what it is; return the headers that prove this device's key."""
@@ -178,16 +200,3 @@ class GrpcClient:
             return make_hello(dict(call.trailing_metadata()), hello, self.ca, self.key)
         except ValueError as error:
             raise ServerRefusal(f"{self.server}: {error}") from None
-
-
-def main(setup: DeviceSetup) -> None:
-    runtime.retain_freed_memory()
-    ca, key = (None if path is None else Path(path) for path in (setup.ca, setup.key))
-    device = SplitDevice(setup.device, Path(setup.folder), setup.limits)
-    heartbeat = Heartbeat(Path(setup.heartbeat))
-    heartbeat.start()
-    GrpcClient(device, setup.server, setup.process, ca=ca, key=key, heartbeat=heartbeat).run()
-
-
-if __name__ == "__main__":
-    run_process(main, DeviceSetup, (ValueError, OSError, LookupError))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -23,8 +23,11 @@ from pliant.deploy.device.agent import localise_config
 from pliant.deploy.device.host import Limits, read_host
 from pliant.deploy.device.own_data import OwnDataReader
 from pliant.deploy.grpc import frames
+from pliant.deploy.grpc.client import DeviceStream, TrainingDeclined
 from pliant.deploy.grpc.frames import find_max_message_bytes
-from pliant.deploy.messages import MalformedMessage, encode_message
+from pliant.deploy.messages import decode_message, encode_message
+from pliant.deploy.settings import MalformedMessage
+from pliant.deploy.versions import ServerKind
 from pliant.engine.evaluation import measure_accuracy
 from pliant.experiment.build import build_session
 from pliant.experiment.config import Experiment
@@ -40,14 +43,11 @@ from pliant.value import decode
 STATE_PREFIX, REPLY_PREFIX = "state", "answer"
 
 
-class TrainingDeclined(Exception):
-    """The owner's limits do not allow training now."""
-
-
 @dataclass
 class SplitDevice:
     """One client's part of the network and the requests executed on it."""
 
+    kind: ClassVar[ServerKind] = "split"
     number: int
     folder: Path
     limits: Limits
@@ -69,6 +69,20 @@ class SplitDevice:
     def list_kept(self) -> list[Path]:
         """Return the files of the parts that are kept, newest first."""
         return sorted(self.folder.glob("kept-*.ckpt"), reverse=True)
+
+    def handle_frame(self, raw: bytes, stream: DeviceStream) -> bool:
+        header, tensors = decode_message(raw, frames.ServerHeader)
+        if isinstance(header, frames.SplitRequest):
+            frame = self.handle_request(header, tensors)
+            if frame is not None:
+                stream.send(frame)
+        elif isinstance(header, frames.SplitRunConfig):
+            first_frames = self.configure(header)
+            if self.max_message_bytes > stream.max_bytes:
+                return False  # the next stream carries larger ones
+            for frame in first_frames:
+                stream.send(frame)
+        return not isinstance(header, frames.RunFinished)
 
     def configure(self, config: frames.SplitRunConfig) -> list[bytes]:
         """Build the client that the server describes, once; return the first frames to send."""

@@ -2,7 +2,7 @@
 
 The server answers the first call with a nonce, and the second one carries the device's signature
 of it. Neither call holds a thread or reads a message of a stranger, so strangers cannot keep
-devices out.
+devices out. Importing this does not load torch.
 """
 
 import hmac
@@ -23,8 +23,17 @@ from pliant.deploy.security.certificates import PublicKey
 from pliant.deploy.security.rate_limit import RateLimit
 from pliant.deploy.security.registry import DeviceRegistry
 from pliant.deploy.settings import WAITS_FOR_APPROVAL
-from pliant.deploy.versions import SERVER_HEADER, ServerInfo, Versions, find_version_problem
+from pliant.deploy.versions import (
+    SERVER_HEADER,
+    ServerInfo,
+    ServerKind,
+    Versions,
+    find_version_problem,
+)
 
+GRPC_SERVICE, GRPC_METHOD = "pliant.Split", "Work"
+KEEPALIVE_MS = 20_000  # between pings on a silent connection
+PING_TIMEOUT_MS = 60_000  # the longest that a stream outlives its peer
 HELLO_HEADER = "pliant-hello"
 NONCE_HEADER, SIGNATURE_HEADER = "pliant-nonce-bin", "pliant-signature-bin"
 NONCE_BYTES, MAC_BYTES = 16, 16
@@ -63,6 +72,7 @@ class Authenticator:
 
     registry: DeviceRegistry | None  # None: anyone is believed
     federation: str
+    kind: ServerKind = "split"  # of this server
     clock: Callable[[], float] = time.monotonic
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _used: dict[bytes, float] = field(default_factory=dict)  # nonces, until they expire
@@ -73,7 +83,7 @@ class Authenticator:
 
     def describe(self) -> list[tuple[str, str | bytes]]:
         """Return the headers that answer a device's first call."""
-        info = ServerInfo("split", self.federation)
+        info = ServerInfo(self.kind, self.federation)
         raw = secrets.token_bytes(NONCE_BYTES) + _EXPIRY.pack(self.clock() + NONCE_SECONDS)
         return [
             (SERVER_HEADER, msgspec.json.encode(info).decode()),
@@ -162,7 +172,7 @@ def make_hello(
         nonce = bytes(headers[NONCE_HEADER])  # type: ignore[arg-type] # as its name says
     except (KeyError, TypeError, msgspec.DecodeError):
         problem = find_version_problem(headers.get(SERVER_HEADER, "{}"))
-        raise ValueError(f"expected {problem or 'the server of a split run'}") from None
+        raise ValueError(f"expected {problem or 'a server that speaks gRPC'}") from None
     problem = find_version_problem(headers[SERVER_HEADER])
     if problem is not None:
         raise ValueError(f"expected {problem}")

@@ -1,30 +1,68 @@
-"""The gRPC server of a split run: device streams, TLS, and proof of each device's key."""
+"""A server's gRPC port: device streams, TLS, and proof of each device's key."""
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from pliant.deploy.grpc import frames
-from pliant.deploy.grpc.channel import DeviceChannel
-from pliant.deploy.grpc.handshake import Authenticator, StreamRefused
-from pliant.deploy.messages import MalformedMessage, decode_message, encode_message
+from msgspec import Struct
+
+from pliant.deploy.grpc.handshake import (
+    GRPC_METHOD,
+    GRPC_SERVICE,
+    KEEPALIVE_MS,
+    PING_TIMEOUT_MS,
+    Authenticator,
+    StreamRefused,
+)
 from pliant.deploy.security import certificates
 from pliant.deploy.security.enrolment import EnrolmentService
 from pliant.deploy.security.registry import DeviceRegistry
-from pliant.deploy.versions import DESCRIBE_CALL, ENROL_CALL, ENROL_HEADER
+from pliant.deploy.settings import MalformedMessage
+from pliant.deploy.versions import DESCRIBE_CALL, ENROL_CALL, ENROL_HEADER, ServerKind
 from pliant.extras import require
 
 log = logging.getLogger("pliant")
 
-GRPC_SERVICE, GRPC_METHOD = "pliant.Split", "Work"
 HANDSHAKE_MS = 10_000  # for a TLS connection
 MAX_HEADER_BYTES = 8192
-KEEPALIVE_MS = 20_000  # between pings on a silent connection
-PING_TIMEOUT_MS = 60_000  # the longest that a stream outlives its peer
 SPARE_STREAMS = 8  # for streams about to be replaced or refused
+
+
+class GrpcServerSetup(Struct, frozen=True):
+    """The arguments of a server's process."""
+
+    folder: str
+    address: str  # to listen on
+    keys: str | None
+
+
+class StreamChannel(Protocol):
+    """The server's end of a device's streams."""
+
+    device: int
+
+    def attach(self, process: str) -> int | None:
+        """Start a stream of a device's process and return its id; None if another one has it."""
+
+    def detach(self, stream_id: int) -> None: ...
+
+    def iter_frames(self, stream_id: int) -> Iterator[bytes | None]:
+        """Yield what to send on a stream until it is over, and None after a second of silence.
+
+        Raise `StreamRefused` if the device is refused.
+        """
+
+    def receive_frame(self, stream_id: int, raw: bytes) -> None:
+        """Accept what a device has sent; raise `MalformedMessage` if it is not valid."""
+
+    def leave_round(self) -> None:
+        """Drop the device until it joins another round."""
+
+    def close(self) -> None:
+        """End the stream, as the run is over."""
 
 
 class GrpcServer:
@@ -32,22 +70,22 @@ class GrpcServer:
 
     def __init__(
         self,
-        channels: dict[int, DeviceChannel],
-        experiment: object,  # as plain data
+        channels: Mapping[int, StreamChannel],
         *,
         address: str,  # HOST:PORT
         keys: Path | None,
         max_message_bytes: int,
+        kind: ServerKind = "split",
     ) -> None:
         grpc: Any = require("grpc", "deploy")
-        self._grpc, self._channels, self._experiment = grpc, channels, experiment
+        self._grpc, self._channels = grpc, channels
         registry, federation = None, certificates.INSECURE_FEDERATION
         self._enrolment: EnrolmentService | None = None
         if keys is not None:
             registry = DeviceRegistry(keys)
             self._enrolment = EnrolmentService(keys, registry)
             federation = certificates.read_federation_name(keys / "ca.crt")
-        self._authenticator = Authenticator(registry, federation)
+        self._authenticator = Authenticator(registry, federation, kind)
         self._refused_processes: dict[int, str] = {}  # by device: the last duplicate
         functions = {
             DESCRIBE_CALL.rpartition("/")[2]: self._describe,
@@ -130,33 +168,25 @@ class GrpcServer:
             daemon=True,
         )
         reader.start()
-        epoch: str | None = None
-        while context.is_active():
-            frame, epoch = channel.get_next_frame(stream_id, epoch, self._experiment, timeout=1.0)
-            try:
+        try:
+            for frame in channel.iter_frames(stream_id):
                 check_key()
-            except StreamRefused as refusal:
-                refusals.append(refusal)
-                break
-            if frame is not None:
-                yield frame
-            if epoch is None:
-                break
-        reason = channel.get_refusal(stream_id)
-        if reason is not None:
-            refusals.append(StreamRefused("FAILED_PRECONDITION", reason))
+                if not context.is_active():
+                    break
+                if frame is not None:
+                    yield frame
+        except StreamRefused as refusal:
+            refusals.append(refusal)
         if refusals:
             if refusals[0].code == "UNAUTHENTICATED":
                 log.warning("%s", refusals[0].reason)
                 channel.leave_round()
             channel.detach(stream_id)
             context.abort(getattr(self._grpc.StatusCode, refusals[0].code), refusals[0].reason)
-        if channel.is_run_over:
-            yield encode_message(frames.RunFinished())
 
     def _authenticate(
         self, context: Any
-    ) -> tuple[DeviceChannel, int, certificates.PublicKey | None]:
+    ) -> tuple[StreamChannel, int, certificates.PublicKey | None]:
         """Verify a device's identity; return its channel, the id of its stream and its key."""
         headers = dict(context.invocation_metadata())
         hello, key = self._authenticator.verify(headers, _get_address(context))
@@ -176,7 +206,7 @@ class GrpcServer:
     def _receive_replies(
         self,
         requests: Iterator[bytes],
-        channel: DeviceChannel,
+        channel: StreamChannel,
         stream_id: int,
         check_key: Callable[[], None],
         refusals: list[StreamRefused],
@@ -185,14 +215,7 @@ class GrpcServer:
         try:
             for raw in requests:
                 check_key()
-                channel.count_received(len(raw))
-                header, tensors = decode_message(raw, frames.DeviceHeader)
-                if isinstance(header, frames.Ready):
-                    channel.mark_ready(stream_id, header.epoch, header.done_up_to)
-                elif isinstance(header, frames.SplitReply):
-                    channel.receive_reply(stream_id, header, tensors)
-                else:
-                    raise MalformedMessage(f"a reply, got {type(header).__name__}")
+                channel.receive_frame(stream_id, raw)
         except MalformedMessage as error:
             reason = f"device {channel.device}: expected {error}"
             log.warning("%s", reason)

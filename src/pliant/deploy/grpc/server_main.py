@@ -11,14 +11,13 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from pliant.data.declared import DataDeclaration
 from pliant.deploy.grpc.channel import DeviceChannel
 from pliant.deploy.grpc.environment import WallClockEnvironment
 from pliant.deploy.grpc.frames import find_max_message_bytes
 from pliant.deploy.grpc.remote_client import RemoteClient
-from pliant.deploy.grpc.server import GrpcServer
+from pliant.deploy.grpc.server import GrpcServer, GrpcServerSetup
 from pliant.deploy.messages import encode_for_devices, has_own_data
 from pliant.deploy.server.declarations import check_declaration
 from pliant.deploy.server.rounds import POLL_SECONDS, NotEnoughDevices
@@ -39,14 +38,6 @@ from pliant.split.client import LocalClient
 log = logging.getLogger("pliant")
 
 
-class SplitServerSetup(Struct, frozen=True):
-    """The arguments of the server's process."""
-
-    folder: str
-    address: str  # to listen on
-    keys: str | None
-
-
 class SplitServerRun:
     """A split experiment with its device channels and gRPC server."""
 
@@ -62,6 +53,7 @@ class SplitServerRun:
         self._experiment, self._settings = experiment, settings
         if settings.pace == "simulated":
             check_simulated_deadline(experiment.rules)
+        self._config = encode_for_devices(experiment, settings.pace)
         self.channels: dict[int, DeviceChannel] = {}
         self.clients: dict[int, RemoteClient] = {}
         self._data = None
@@ -78,7 +70,6 @@ class SplitServerRun:
         )
         self.grpc_server = server_class(
             self.channels,
-            encode_for_devices(experiment, settings.pace),
             address=address,
             keys=keys,
             max_message_bytes=find_max_message_bytes(session, to_device=False),
@@ -87,7 +78,9 @@ class SplitServerRun:
 
     def _make_client(self, server_copy: LocalClient) -> RemoteClient:
         number, policy = server_copy.number, self._experiment.settings.guard
-        self.channels[number] = DeviceChannel(number, self._settings.allowance)
+        self.channels[number] = DeviceChannel(
+            number, self._settings.allowance, experiment=self._config
+        )
         accept = None if self._data is None else partial(self._accept_declaration, number)
         shares_part = self._experiment.split_method.shares_parts
         self.clients[number] = RemoteClient(
@@ -188,7 +181,7 @@ class SplitServerRun:
         self._has_started = True
 
 
-def main(setup: SplitServerSetup) -> None:
+def main(setup: GrpcServerSetup) -> None:
     log.setLevel(logging.INFO)
     folder = Path(setup.folder)
     keys = None if setup.keys is None else Path(setup.keys)
@@ -199,4 +192,4 @@ def main(setup: SplitServerSetup) -> None:
 
 
 if __name__ == "__main__":
-    run_process(main, SplitServerSetup, (ValueError, OSError, NotEnoughDevices))
+    run_process(main, GrpcServerSetup, (ValueError, OSError, NotEnoughDevices))

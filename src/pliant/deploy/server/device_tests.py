@@ -8,17 +8,16 @@ from msgspec.structs import replace
 
 from pliant.deploy.messages import (
     PARAMS,
-    MalformedMessage,
     TrainReply,
     TrainRequest,
     decode_message,
     encode_message,
 )
 from pliant.deploy.server.replies import NONCE_BYTES, OVERHEAD_BYTES, MessageTransport, RawReply
+from pliant.deploy.settings import MalformedMessage
 from pliant.engine.device_scores import DeviceScores
 from pliant.engine.evaluation import settle_statistics
 from pliant.engine.round_loop import Run
-from pliant.engine.task_control import count_carrier_bytes
 
 
 def score_on_devices(
@@ -59,7 +58,7 @@ def score_on_devices(
         return None
     numbers = tuple(sorted(scores))
     correct, tests = (tuple(getattr(scores[d], n) for d in numbers) for n in ("correct", "tests"))
-    sent = sum(size + count_carrier_bytes(size) for size in sizes.values())
+    sent = sum(size + messages.count_carrier_bytes(size) for size in sizes.values())
     return DeviceScores(numbers, correct, tests, sent)
 
 

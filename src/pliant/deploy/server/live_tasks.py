@@ -212,7 +212,15 @@ class LiveTasks:
     ) -> TaskRecord:
         task, version = live.task, run.state.next_round
         waited = live.started_at - task.sent_at
-        record = make_task_record(run, live.request, reply, outcome, waited, reply.arrival)
+        record = make_task_record(
+            run,
+            live.request,
+            reply,
+            outcome,
+            waited,
+            reply.arrival,
+            messages=self._devices.messages,
+        )
         available = record.macs * max(1.0, reply.arrival / record.seconds if record.seconds else 0)
         return msgspec.structs.replace(
             record,

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pliant.deploy.messages import DELTA, EXTRA, MalformedMessage, TrainReply, decode_message
+from pliant.deploy.messages import DELTA, EXTRA, TrainReply, decode_message
+from pliant.deploy.settings import MalformedMessage
 from pliant.deploy.step_times import StepTimeCurve, parse_curve
 from pliant.devices import PerBatch, compute_joules
 from pliant.engine.ledger import MERGED_OUTCOMES, TaskRecord
 from pliant.engine.local_work import redraw_subnets
 from pliant.engine.round_loop import Run
-from pliant.engine.task_control import count_carrier_bytes
 from pliant.engine.worker_context import WorkerContext
 from pliant.methods.base import TaskKey, Update
 from pliant.methods.error_feedback import decompress_delta
@@ -59,6 +59,9 @@ class MessageTransport(Protocol):
 
     def poll_replies(self) -> list[RawReply]:
         """Return the replies since the last call, in any order."""
+
+    def count_carrier_bytes(self, size: int) -> int:
+        """Return the bytes that carry a request and its reply of together this size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +218,8 @@ def make_task_record(
     outcome: str,
     wait_seconds: float,
     open_seconds: float,
+    *,
+    messages: MessageTransport,
 ) -> TaskRecord:
     """Return a task's record.
 
@@ -246,7 +251,7 @@ def make_task_record(
         available=macs * max(1.0, run.fleet.round_seconds / busy) if busy > 0 else macs,
         down=len(request.raw),
         up=reply.size,
-        control=count_carrier_bytes(len(request.raw) + reply.size),
+        control=messages.count_carrier_bytes(len(request.raw) + reply.size),
         seconds=busy,
         joules=float(compute_joules(costs, np.array([macs]), traffic, idle)[0]),
         loss=update.loss if update else None,

@@ -217,7 +217,9 @@ class DeviceTransport:
         waited, number = self._sent_at - self._opened_at, run.state.next_round
         times = waited, closed_at - self._sent_at
         tasks = [
-            make_task_record(run, self.requests[reply.device], reply, outcome, *times)
+            make_task_record(
+                run, self.requests[reply.device], reply, outcome, *times, messages=self.messages
+            )
             for reply, outcome in results
         ]
         start = run.state.seconds

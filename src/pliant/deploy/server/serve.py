@@ -1,24 +1,61 @@
 """Serve a run to real devices, in rounds or without them."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from secrets import token_hex
 
+import msgspec
+
 from pliant.data.declared import DeclaredData
+from pliant.deploy.messages import (
+    TrainRequest,
+    encode_for_devices,
+    encode_message,
+    has_own_data,
+)
 from pliant.deploy.server.live_tasks import LiveTasks
 from pliant.deploy.server.presence import PresenceWriter
 from pliant.deploy.server.remote_tasks import RemoteTasks
+from pliant.deploy.server.replies import find_max_reply_bytes
 from pliant.deploy.server.rounds import DeviceTransport, NotEnoughDevices, make_run
+from pliant.deploy.settings import BYTE_LIMIT_FILE, SETTINGS_FILE, ServerSettings
 from pliant.engine.async_loop import AsyncDevices
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.round_loop import Transport, run_rounds
 from pliant.engine.run_store import RunStore, read_records
 from pliant.engine.worker_context import WorkerContext
+from pliant.experiment.build import build_run_context, build_server_context
+from pliant.experiment.config import Experiment, load_run_config
 from pliant.methods.verbs import RunsAsynchronously
 from pliant.storage import atomic
 
 SECRET_SEED_FILE = "privacy.seed"  # who has it knows who was drawn, and the noise
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """What the server's process needs to run the rounds in a folder."""
+
+    experiment: Experiment
+    settings: ServerSettings
+    context: WorkerContext
+    hello: bytes  # the first message to each device
+    max_reply_bytes: int
+
+
+def prepare_run(folder: Path) -> PreparedRun:
+    """Build the run in a folder; write there how large a valid reply can be."""
+    experiment = load_run_config(folder)
+    settings = msgspec.json.decode((folder / SETTINGS_FILE).read_bytes(), type=ServerSettings)
+    is_own = has_own_data(experiment, settings.pace)
+    context = (build_server_context if is_own else build_run_context)(experiment)
+    max_reply_bytes = find_max_reply_bytes(context, experiment.settings.guard)
+    atomic.write_bytes(folder / BYTE_LIMIT_FILE, str(max_reply_bytes).encode())
+    config = encode_for_devices(experiment, settings.pace)
+    hello = encode_message(TrainRequest("hello", config, -1, pace=settings.pace))
+    return PreparedRun(experiment, settings, context, hello, max_reply_bytes)
 
 
 def serve(context: WorkerContext, devices: DeviceTransport, folder: Path) -> Iterator[RoundRecord]:

@@ -209,7 +209,7 @@ def _die_with_parent() -> None:
 
 def require_transport(kind: ServerKind) -> None:
     """Raise `MissingExtra` if the library of a kind of server is missing, without importing it."""
-    name = "grpc" if kind == "split" else "flwr"
+    name = "flwr" if kind == "federated" else "grpc"
     if find_spec(name) is None:
         raise MissingExtra(f"{name} is not installed: run `pip install 'pliant[deploy]'`")
 

@@ -14,7 +14,6 @@ from pliant.deploy.device.agent import DeviceAgent
 from pliant.deploy.device.host import Limits
 from pliant.deploy.device.own_data import OwnDataReader
 from pliant.deploy.grpc import frames
-from pliant.deploy.grpc.channel import DeviceChannel
 from pliant.deploy.grpc.device import SplitDevice
 from pliant.deploy.grpc.server import GrpcServer
 from pliant.deploy.grpc.server_main import SplitServerRun
@@ -62,6 +61,9 @@ class PreviewTransport:
         self.replies += raw_replies
         return [RawReply(self._agent.number, raw) for raw in raw_replies]
 
+    def count_carrier_bytes(self, size: int) -> int:
+        return 0  # nothing is sent
+
 
 def preview_messages(experiment: Experiment, number: int, limits: Limits) -> Iterator[str]:
     """Yield a description of every message that a device sends in one round and one test."""
@@ -88,10 +90,8 @@ def preview_messages(experiment: Experiment, number: int, limits: Limits) -> Ite
 class PreviewServer(GrpcServer):
     """Connect one device in this process with its channel; open no port."""
 
-    def __init__(
-        self, channels: dict[int, DeviceChannel], experiment: object, **options: Any
-    ) -> None:
-        [self._channel], self._experiment = channels.values(), experiment
+    def __init__(self, channels: Mapping[int, Any], **options: Any) -> None:
+        [self._channel] = channels.values()
         self.device: SplitDevice
         self.frames: list[bytes] = []  # that would leave the device
 
@@ -106,9 +106,8 @@ class PreviewServer(GrpcServer):
     def _run_device(self) -> None:
         channel, epoch = self._channel, None
         stream_id = channel.attach()
-        assert stream_id is not None
         while not channel.is_run_over:
-            raw, epoch = channel.get_next_frame(stream_id, epoch, self._experiment, timeout=0.1)
+            raw, epoch = channel.get_next_frame(stream_id, epoch, timeout=0.1)
             if raw is None:
                 continue
             request, tensors = decode_message(raw, frames.ServerHeader)
@@ -118,11 +117,7 @@ class PreviewServer(GrpcServer):
                 replies = [self.device.handle_request(request, tensors) or b""]
             for reply in replies:
                 self.frames.append(reply)
-                header, tensors = decode_message(reply, frames.DeviceHeader)
-                if isinstance(header, frames.Ready):
-                    channel.mark_ready(stream_id, header.epoch, header.done_up_to)
-                else:
-                    channel.receive_reply(stream_id, header, tensors)
+                channel.receive_frame(stream_id, reply)
 
 
 def preview_frames(experiment: Experiment, number: int, limits: Limits) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pliant.deploy.device.host import Limits
 from pliant.deploy.security.certificates import check_server_keys, find_device_files
 from pliant.deploy.security.enrolment import enrol_local_device
-from pliant.deploy.settings import ServerSettings
+from pliant.deploy.settings import ServerSettings, TransportName
 from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.deploy.supervise.server import ServerSupervisor
 from pliant.deploy.versions import ServerKind
@@ -33,10 +33,9 @@ class Federation:
     ) -> None:
         if keys is not None:
             check_server_keys(keys)
-        kind = select_server_kind(experiment)
-        self.server = ServerSupervisor(
-            kind, folder, settings or ServerSettings(), port=port, keys=keys
-        )
+        settings = settings or ServerSettings()
+        kind = select_server_kind(experiment, settings.transport)
+        self.server = ServerSupervisor(kind, folder, settings, port=port, keys=keys)
         open_run(folder, experiment)  # only after every check has passed
         self.devices: list[DeviceSupervisor] = []
         self._stop = threading.Event()
@@ -82,8 +81,11 @@ class Federation:
                 device.restart_dead()
 
 
-def select_server_kind(experiment: Experiment) -> ServerKind:
-    return "split" if isinstance(experiment.method, AnySplit) else "federated"
+def select_server_kind(experiment: Experiment, transport: TransportName = "flower") -> ServerKind:
+    """Return the kind of server of an experiment; a split one speaks gRPC whatever is asked for."""
+    if isinstance(experiment.method, AnySplit):
+        return "split"
+    return "federated" if transport == "flower" else "federated_grpc"
 
 
 def open_run(folder: Path, experiment: Experiment) -> None:

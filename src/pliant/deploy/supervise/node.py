@@ -1,7 +1,7 @@
-"""Supervise the processes of a device: one for a split run, and two for Flower.
+"""Supervise the processes of a device: one for a split run, and two for a federated one.
 
-With Flower, one process holds the connection and a worker trains. Nothing here imports torch: a
-waiting device stays small.
+Of the two, one holds the connection and a worker trains. Nothing here imports torch: a waiting
+device stays small.
 """
 
 import logging
@@ -44,7 +44,7 @@ class DeviceSupervisor(Supervisor):
         *,
         ca: Path | None = None,
         key: Path | None = None,
-        worker: str = "pliant.deploy.device.worker",  # the module of Flower's worker
+        worker: str = "pliant.deploy.device.worker",  # the module of a federated worker
     ) -> None:
         require_transport(kind)
         parse_server_address(server, ca, key)
@@ -57,9 +57,11 @@ class DeviceSupervisor(Supervisor):
         # not in the state folder, as the path of a socket must be short
         socket_folder = tempfile.mkdtemp(prefix="pliant-")
         setup = replace(setup, process=token_hex(8), socket=f"{socket_folder}/worker")
-        modules = {"worker": "pliant.deploy.grpc.client"}
-        if kind == "federated":
-            modules = {"supernode": "pliant.deploy.flower.node", "worker": worker}
+        modules = {
+            "split": {"worker": "pliant.deploy.grpc.device_main"},
+            "federated": {"supernode": "pliant.deploy.flower.node", "worker": worker},
+            "federated_grpc": {"node": "pliant.deploy.grpc.node", "worker": worker},
+        }[kind]
         super().__init__(folder, "device.lock", _make_services(setup, modules))
         self._on_close.callback(shutil.rmtree, socket_folder, ignore_errors=True)
 
@@ -86,7 +88,7 @@ class DeviceSupervisor(Supervisor):
 
 def _make_services(setup: DeviceSetup, modules: dict[str, str]) -> list[Service]:
     """Return the services of a device; a worker beside another process runs when it is wanted."""
-    wanted = Path(f"{setup.socket}.wanted")  # beside the socket of Flower's worker
+    wanted = Path(f"{setup.socket}.wanted")  # beside the worker's socket
 
     def make_service(name: str, module: str) -> Service:
         log_path = Path(setup.folder) / "logs" / f"{name}.log"

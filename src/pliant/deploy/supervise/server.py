@@ -1,4 +1,4 @@
-"""Supervise the processes of a server: one for a split run, and three for Flower.
+"""Supervise the processes of a server: one over gRPC, and three over Flower.
 
 Flower's SuperLink and SuperExec run the rounds in a process of their own. If that dies, the run is
 submitted again and resumes from its checkpoint.
@@ -50,6 +50,10 @@ from pliant.storage.tail import FileTail
 
 POLL_SECONDS = 0.2
 START_SECONDS = 180.0  # in which a process must have started
+GRPC_SERVERS = {  # the modules of their processes
+    "split": "pliant.deploy.grpc.server_main",
+    "federated_grpc": "pliant.deploy.grpc.federated_main",
+}
 CLOCK_TOLERANCE = 1.0  # seconds, between the times of a file and of a process
 
 
@@ -68,7 +72,7 @@ class ServerSupervisor(Supervisor):
     ) -> None:
         require_transport(kind)
         check_loopback(host, has_keys=keys is not None)
-        self._is_split = is_split = kind == "split"
+        self._is_grpc = is_grpc = kind != "federated"
         folder = folder.resolve()
         if keys is not None:
             keys = keys.resolve()
@@ -79,8 +83,11 @@ class ServerSupervisor(Supervisor):
         check_port(host, port)
         self.address = format_local_address(host, port)
         self._settings, self._follower = settings, RunFollower(folder)
-        make_backend = _SplitServer if is_split else _FlowerServer
-        self._backend = make_backend(folder, host, port, keys)
+        self._backend: _GrpcBackend | _FlowerServer
+        if is_grpc:
+            self._backend = _GrpcBackend(GRPC_SERVERS[kind], folder, host, port, keys)
+        else:
+            self._backend = _FlowerServer(folder, host, port, keys)
         run = Service(
             "run",
             self._backend.title,
@@ -88,7 +95,7 @@ class ServerSupervisor(Supervisor):
             self._backend.log_path,
             self._react_to_end_of_run,
             progress=lambda: len(self._follower.read_rounds()),
-            is_log_forwarded=is_split,
+            is_log_forwarded=is_grpc,
         )
         super().__init__(folder, LOCK_FILE, [*self._backend.services, run])
 
@@ -96,7 +103,7 @@ class ServerSupervisor(Supervisor):
         """Yield the record of each round as it is written, and restart dead processes."""
         count = 0
         while True:
-            is_ending = self._is_split and "run" in self.pids  # it still tells its devices
+            is_ending = self._is_grpc and "run" in self.pids  # it still tells its devices
             self.forward_logs()
             records = self._follower.read_rounds()
             yield from records[count:]
@@ -121,18 +128,19 @@ class ServerSupervisor(Supervisor):
         return Reaction.RESTART
 
 
-class _SplitServer:
-    """The process of a split run."""
+class _GrpcBackend:
+    """The process of a run over gRPC."""
 
     title, services = "the server process", ()
 
-    def __init__(self, folder: Path, host: str, port: int, keys: Path | None) -> None:
-        self._folder, self.log_path = folder, folder / "logs" / "server.log"
+    def __init__(self, module: str, folder: Path, host: str, port: int, keys: Path | None) -> None:
+        self._module, self._folder = module, folder
+        self.log_path = folder / "logs" / "server.log"
         self._address, self._keys = format_address(host, port), None if keys is None else str(keys)
 
     def start_run(self) -> ChildProcess:
         setup = {"folder": str(self._folder), "address": self._address, "keys": self._keys}
-        command = make_command("pliant.deploy.grpc.server_main", setup)
+        command = make_command(self._module, setup)
         return ChildProcess(command, self.log_path, make_process_env(self._folder))
 
     def remove_state(self) -> None:
