@@ -122,6 +122,15 @@ def test_a_worker_measures_how_long_a_request_was_queued(tmp_path):
     assert queue_times[1] >= 0.05
 
 
+def test_a_worker_that_has_started_is_not_wanted_any_more(tmp_path):
+    """Else its supervisor would start it again when it ends after its idle time."""
+    wanted = tmp_path / "socket.wanted"
+    wanted.touch()
+    setup = DeviceSetup(0, str(tmp_path), Limits(), socket=str(tmp_path / "socket"))
+    run_worker(msgspec.structs.replace(setup, idle_seconds=0.01))
+    assert not wanted.exists()
+
+
 def test_a_device_that_measures_itself_opens_no_recording():
     config = encode(make_experiment()) | {"fleet": RECORDED}
     assert "path" not in str(localise_config(config, Limits()))

@@ -27,6 +27,8 @@ def run_worker(setup: DeviceSetup, agent_class: type[DeviceAgent] = DeviceAgent)
     agent.on_step = heartbeat.note_progress
     with Listener(setup.socket, family="AF_UNIX") as listener:
         path.chmod(0o600)
+        # touched while this started; left behind, it would restart a worker that ends when idle
+        Path(f"{setup.socket}.wanted").unlink(missing_ok=True)
         inner = listener._listener._socket  # type: ignore[attr-defined] # there is no public API
         inner.settimeout(setup.idle_seconds)
         idle_since = 0.0
