@@ -14,7 +14,7 @@ from pliant.devices import ConstantTrace, DeviceClass, Fleet, SteppedTrace
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.round_loop import Run
 from pliant.engine.round_rules import RoundRules
-from pliant.engine.run_store import RunState, read_records
+from pliant.engine.run_store import RunState, load_trained_params, read_records
 from pliant.engine.simulate import simulate
 from pliant.engine.simulated_devices import schedule_round
 from pliant.engine.worker_context import build_context
@@ -25,6 +25,7 @@ from pliant.methods import (
     FedAsync,
     FedAvg,
     FedBuff,
+    HeteroFl,
     HingeStaleness,
     PolynomialStaleness,
     Progressive,
@@ -33,6 +34,7 @@ from pliant.methods import (
     Stage,
 )
 from pliant.methods.base import LocalTraining, ServerState
+from pliant.nn.models import digits_cnn_bn
 from pliant.nn.optimisers import Sgd
 from pliant.params import get_params
 
@@ -40,8 +42,9 @@ EQUAL = Fleet(size=12, speed=ConstantTrace(0.8))
 WAITING = replace(SETTINGS, rules=RoundRules(late="wait"))
 
 
-def run(method, folder=None, *, fleet=FLEET, settings=WAITING, stop=None):
-    records = simulate(method, network(), data(), fleet, settings=settings, folder=folder)
+def run(method, folder=None, *, fleet=FLEET, settings=WAITING, stop=None, module=None):
+    module = module or network()
+    records = simulate(method, module, data(), fleet, settings=settings, folder=folder)
     return [record for record, _ in zip(records, range(stop or 10**6), strict=False)]
 
 
@@ -191,15 +194,29 @@ def test_updates_of_one_instant_are_mixed_one_after_another(tmp_path):
     assert [task.staleness for task in read_tasks(tmp_path) if task.steps] == [0, 1, 2] * 2
 
 
-def test_a_stale_delta_counts_less_but_its_statistics_do_not():
+def test_a_stale_delta_counts_less_but_its_statistics_count_as_they_are():
     net = make_net()
     method = FedBuff(FedAvg(PLAIN))
     state = make_state(net, method.inner)
     update = make_stale(method.inner, net, state, 1.0, staleness=3)
     update.delta["2.weight"] = torch.ones(2, 2)  # not trained, like running statistics
-    delta = method.discount(net, update).delta
+    base = {**state.params, "2.weight": torch.full((2, 2), 3.0)}
+    params = {**state.params, "2.weight": torch.full((2, 2), 5.0)}
+    delta = method.discount(net, params, dataclasses.replace(update, base=base)).delta
     assert delta["0.weight"].flatten().tolist() == [0.25, -0.25]
-    assert torch.equal(delta["2.weight"], torch.ones(2, 2))
+    assert torch.equal(delta["2.weight"], torch.full((2, 2), -1.0))  # from 5 to the device's 3 + 1
+
+
+@pytest.mark.parametrize("inner", [FedAvg(LOCAL), HeteroFl(local=LOCAL)], ids=["whole", "packed"])
+def test_stale_statistics_leave_no_negative_variance(inner, tmp_path):
+    """Eight deltas of about -0.9 from the variance 1, one by one, would make it negative."""
+    method = FedBuff(inner, buffer=1, concurrency=8)
+    settings = replace(WAITING, rounds=8)
+    module = digits_cnn_bn(5, filters=(4, 6), hidden=8, side=16)
+    merged = run(method, tmp_path, settings=settings, module=module)
+    assert [record.merged for record in merged] == [1] * 8
+    params = load_trained_params(tmp_path)
+    assert min(float(params[name].min()) for name in params if "running_var" in name) > 0
 
 
 # Other methods under FedBuff.

@@ -293,7 +293,8 @@ def merge_buffer(run: Run, method: RunsAsynchronously, updates: list[Update]) ->
     if not updates:
         return run.state.server_state
     if isinstance(method, WrapsMethod):
-        updates = [method.discount(run.context.net, update) for update in updates]
+        net, params = run.context.net, run.state.server_state.params
+        updates = [method.discount(net, params, update) for update in updates]
     return run.context.merge(run.state.server_state, updates)
 
 

@@ -30,6 +30,7 @@ from pliant.methods.small_network import SmallNetwork
 from pliant.methods.staleness import AnyStaleness, PolynomialStaleness
 from pliant.methods.verbs import Work
 from pliant.nn.elastic import Elastic
+from pliant.params import Params
 from pliant.value import Count, Value
 
 RoundMethod = (
@@ -80,10 +81,17 @@ class FedBuff(Value, frozen=True, tag="fedbuff"):
     def local(self) -> LocalTraining:
         return self.inner.local
 
-    def discount(self, net: Elastic, update: Update) -> Update:
-        weight = self.staleness.weigh(update.staleness)
-        if weight == 1.0:
+    def discount(self, net: Elastic, params: Params, update: Update) -> Update:
+        """Return the update with a delta from `params`, the network that it is merged into.
+
+        Norm statistics count as the device sends them: deltas from older networks could add up to
+        a negative variance.
+        """
+        if update.staleness == 0:
             return update
-        # norm statistics take the delta as it is, as server optimisers do
-        delta = {n: weight * t if n in net.trainable_names else t for n, t in update.delta.items()}
+        weight, trained = self.staleness.weigh(update.staleness), net.trainable_names
+        moves = {n: update.base[n] - params[n] for n in update.delta if n not in trained}
+        if update.subnet is not None:
+            moves = net.take(moves, update.subnet)
+        delta = {n: t + moves[n] if n in moves else weight * t for n, t in update.delta.items()}
         return replace(update, delta=delta)

@@ -236,8 +236,8 @@ class WrapsMethod(Protocol):
     @property
     def inner(self) -> Method: ...
 
-    def discount(self, net: Elastic, update: Update) -> Update:
-        """Return the update that the inner method merges."""
+    def discount(self, net: Elastic, params: Params, update: Update) -> Update:
+        """Return the update that the inner method merges into these parameters."""
 
 
 def get_inner_method(method: Method) -> Method:
