@@ -93,7 +93,7 @@ def test_a_name_may_have_hyphens(data_root, monkeypatch):
 
 
 def test_an_unknown_name_is_refused(data_root):
-    with pytest.raises(LookupError, match="expected one of digits, small, got large"):
+    with pytest.raises(LookupError, match="expected one of digits, small, got 'large'"):
         get("large")
 
 

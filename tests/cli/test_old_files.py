@@ -113,7 +113,7 @@ def test_an_old_run_is_not_served(old, tmp_path, capsys):
 @pytest.mark.parametrize("command", ["server", "device"])
 def test_old_keys_are_refused(old, tmp_path, capsys, command):
     spec = tmp_path / "served.toml"
-    spec.write_text(SPEC.format(table="").replace("distreal", "fedavg").replace("100", "1"))
+    spec.write_text(SPEC.format(table="").replace("distreal", "fedavg").replace("100", "2"))
     words = {
         "server": ["server", spec, "--keys", old / "keys", "--out", tmp_path / "run"],
         "device": ["device", "--server", "localhost:9", "--keys", old / "keys"],

@@ -16,6 +16,7 @@ from pliant.experiment.config import (
     start_run,
 )
 from pliant.methods import Distreal, FedAvg
+from pliant.methods.privacy import DevicePrivacy
 from pliant.methods.validation import ValidationPolicy
 from pliant.params import digest, get_params
 from pliant.value import decode, encode
@@ -73,6 +74,7 @@ def test_the_settings_have_every_field_of_the_same_name():
         "guard": ValidationPolicy(norm=2.0),
         "compression": Int8(),
         "step_records": False,
+        "privacy": DevicePrivacy(clip=1.0, noise=1.0),
     }
     assert set(changed) == set(RunSettings.__struct_fields__)
     experiment = Experiment(FedAvg(), Fleet(size=2), **changed)

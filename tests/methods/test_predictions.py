@@ -281,7 +281,7 @@ def test_a_device_keeps_what_it_trained():
 
 @pytest.mark.parametrize("method", [FEDMD, CRONUS])
 def test_real_devices_cannot_run_it(method):
-    experiment = decode({"method": encode(method)}, Experiment)
+    experiment = decode({"method": encode(method), "fleet": {"size": 2}}, Experiment)
     name = type(method).__name__
     with pytest.raises(ValueError, match=f"Expected a method for real devices, got {name}"):
         check_deployable(experiment)

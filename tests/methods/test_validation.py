@@ -32,24 +32,27 @@ from pliant.methods.validation import (
     find_problem,
     make_specs,
 )
-from pliant.methods.verbs import RunsAsynchronously
+from pliant.methods.verbs import RunsAsynchronously, SharesPredictions, TrainsPart
 from pliant.nn.elastic import elastic
-from pliant.nn.models import digits_cnn_bn
+from pliant.nn.models import digits_cnn_bn, exit_cnn
 from pliant.params import digest, get_params, is_finite
 from pliant.value import decode
 
 METHODS = {
     kind.__struct_config__.tag: kind
     for kind in get_args(AnyMethod)
-    if not isinstance(kind(), RunsAsynchronously)  # without rounds, but with the same manifests
+    # without rounds, but with the same manifests; and those without deltas
+    if not isinstance(kind(), RunsAsynchronously | SharesPredictions)
 }
 DEVICES = 4
 SETTINGS = simulate.RunSettings(rounds=1, per_round=DEVICES, rules=RoundRules(late="partial"))
 
 
-def make_network():
+def make_network(method=None):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
+        if isinstance(method, TrainsPart):
+            return exit_cnn(5, filters=(4, 6), channels=1)
         return digits_cnn_bn(5, filters=(4, 6), hidden=8, side=16)
 
 
@@ -71,15 +74,15 @@ def make_method(cls):
     )
 
 
-def make_elastic():
-    return elastic(make_network(), make_data().train.get_normalised(slice(0, 1)))
+def make_elastic(method=None):
+    return elastic(make_network(method), make_data().train.get_normalised(slice(0, 1)))
 
 
 def run(method, settings=SETTINGS, folder=None):
     fleet = Fleet(size=DEVICES, speed=ChangingTrace(low=0.5, high=1.0, per_round=2.0))
     return list(
         simulate.simulate(
-            method, make_network(), make_data(), fleet, settings=settings, folder=folder
+            method, make_network(method), make_data(), fleet, settings=settings, folder=folder
         )
     )
 
@@ -121,7 +124,7 @@ def run_round(tag):
     method = make_method(METHODS[tag])
     with patch.object(round_training, "accept_valid", record_call):
         run(method)
-    return Round(method, make_elastic(), updates, all_manifests)
+    return Round(method, make_elastic(method), updates, all_manifests)
 
 
 def test_there_are_forty_kinds_of_bad_updates():
@@ -175,7 +178,7 @@ def test_a_round_of_bad_updates_only_leaves_the_network_as_it_is(tag):
     updates, rejected = round.validate(dict.fromkeys(round.updates))
     assert (updates, sorted(rejected)) == ([], list(range(DEVICES)))
     _, params = round.merge(updates)
-    assert digest(params) == digest(get_params(make_network()))
+    assert digest(params) == digest(get_params(make_network(round.method)))
 
 
 MANIFEST = UpdateManifest(3, (8, 8, 4), (80.0, 80.0, 40.0), make_specs({"weight": torch.zeros(2)}))

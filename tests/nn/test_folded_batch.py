@@ -128,5 +128,5 @@ def test_a_clip_costs_its_frames() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_each_is_computed_as_with_masks(name: str) -> None:
     compare = partial(assert_compact_equals_masked, *make_case(name))
-    compare(coupled=True, seed=0)
-    compare(coupled=False, seed=1)
+    compare(coupled=True)
+    compare(coupled=False, seeds=[1])
