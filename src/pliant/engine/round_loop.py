@@ -34,12 +34,7 @@ from pliant.methods.privacy import (
     merge_privately,
 )
 from pliant.methods.validation import ValidationPolicy
-from pliant.methods.verbs import (
-    DependsOnFleet,
-    Personalises,
-    SharesPredictions,
-    TrainsPart,
-)
+from pliant.methods.verbs import DependsOnFleet, Personalises
 from pliant.nn.elastic import Elastic
 from pliant.nn.growth import silence_filters
 from pliant.params import Params, digest
@@ -153,8 +148,7 @@ class Run:
     @property
     def sent_params(self) -> Params:
         """Return the network that devices are sent; empty if they have networks of their own."""
-        is_shared = not isinstance(self.context.method, SharesPredictions)
-        return self.state.server_state.params if is_shared else {}
+        return self.state.server_state.params if self.context.predictor is None else {}
 
     @property
     def shared_params(self) -> Params:
@@ -240,8 +234,8 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
         )
         server_state = replace(server_state, params=params)
     part = context.net
-    if isinstance(context.method, TrainsPart):
-        part = context.method.select_trained(context.net, server_state, last_row)
+    if context.part_trainer is not None:
+        part = context.part_trainer.select_trained(context.net, server_state, last_row)
     device_states = run.state.device_states | result.device_states
     residuals = run.state.residuals | result.residuals
     history = run.state.history
@@ -309,7 +303,7 @@ def _add_scores(
         return msgspec.structs.replace(record, score=score, trained_score=trained_score)
     local_params = _list_personal_params(run, old_params, updates)
     personal = evaluate_per_device(part.module, params, local_params, data, how)
-    if isinstance(run.context.method, SharesPredictions):  # no other network is trained
+    if run.context.predictor is not None:  # no other network is trained
         scores = zip(personal.per_device, personal.after_training, strict=True)
         own = tuple(first if trained is None else trained for first, trained in scores)
         personal = msgspec.structs.replace(personal, per_device=own)

@@ -23,7 +23,6 @@ from pliant.engine.task_control import count_task_control
 from pliant.engine.timetable import Timetable, build_timetable, compute_start_status
 from pliant.methods.base import TaskKey, TaskKeys, Update
 from pliant.methods.error_feedback import count_update_bytes
-from pliant.methods.verbs import SharesPredictions
 from pliant.params import nbytes
 from pliant.workers.pool import Pool
 
@@ -123,7 +122,7 @@ def schedule_round(run: Run, devices: IntArray, dispatch: Dispatch | None = None
         tasks = make_packed_tasks(choice.row)
         policy = FixedChoice(status, choice)
     rules = dispatch.rules
-    if isinstance(context.method, SharesPredictions):  # beyond what is expected of its steps
+    if context.predictor is not None:  # beyond what is expected of its steps
         rules = msgspec.structs.replace(rules, cost="realised")
     # then every step costs what it is planned to
     is_full = policy is FULL_NETWORK and context.trains_full_network
@@ -152,9 +151,10 @@ def schedule_round(run: Run, devices: IntArray, dispatch: Dispatch | None = None
 def _count_proxy_macs(run: Run, rows: IntArray) -> FloatArray | float:
     """Return what each task spends on proxy images."""
     context, state = run.context, run.state.server_state
-    if not isinstance(context.method, SharesPredictions):
+    predictor = context.predictor
+    if predictor is None:
         return 0.0
-    return np.array([context.method.proxy_macs(context.net, state, row) for row in rows.tolist()])
+    return np.array([predictor.proxy_macs(context.net, state, row) for row in rows.tolist()])
 
 
 def _count_update_bytes(run: Run, rows: IntArray, keys: TaskKeys) -> FloatArray:

@@ -50,6 +50,7 @@ from pliant.methods.verbs import (
     SendsSubnets,
     SharesPredictions,
     Trains,
+    TrainsPart,
 )
 from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.filter_counts import make_count_costs
@@ -218,9 +219,19 @@ class WorkerContext:
         return self.method if isinstance(self.method, SendsSubnets) else None
 
     @cached_property
+    def predictor(self) -> SharesPredictions | None:
+        """Return the method if devices share predictions instead of networks."""
+        return self.method if isinstance(self.method, SharesPredictions) else None
+
+    @cached_property
+    def part_trainer(self) -> TrainsPart | None:
+        """Return the method if it trains only a part of the network at first."""
+        return self.method if isinstance(self.method, TrainsPart) else None
+
+    @cached_property
     def _train(self) -> Callable[[Elastic, Task, Iterable[Step]], Update]:
-        if isinstance(self.method, SharesPredictions):
-            return partial(self.method.train_with_proxy, images=self.data.proxy)
+        if self.predictor is not None:
+            return partial(self.predictor.train_with_proxy, images=self.data.proxy)
         if isinstance(self.method, Trains):
             return self.method.train
         return partial(train_locally, optimiser=self.method.local.optimiser)
