@@ -133,7 +133,7 @@ def measure_limits(seconds: float) -> Iterator[Measurement]:
     for name in SAME_SHAPE:
         ratio = run_in_process(_measure_same_shape, name, TIGHT * seconds)
         yield Measurement(f"at .5 / same shape channels last, {name}", ratio, "", 1.0)
-    taken, step = measure_check(make_resnet152(), torch.randn(1, 3, 224, 224))
+    taken, step = run_in_process(_measure_resnet152)
     limit = CHECK_STEPS * step + CHECK_SECONDS
     yield Measurement("elastic() on ResNet-152 with its check", taken, "s", limit)
 
@@ -214,6 +214,10 @@ def _measure_same_shape(name: str, seconds: float) -> float:
     narrow = build_same_shape(net, elastic_net, sample(0))
     step = _make_step(net, elastic_net, x, sample)
     return measure_ratio(step, _make_channels_last_step(narrow, x), seconds=seconds)
+
+
+def _measure_resnet152() -> tuple[float, float]:
+    return measure_check(make_resnet152(), torch.randn(1, 3, 224, 224))
 
 
 def measure_check(net: nn.Module, x: Tensor) -> tuple[float, float]:

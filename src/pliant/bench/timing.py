@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import TypeVar
 
 import torch
 
 from pliant.value import Value
 
+T = TypeVar("T")
 MIN_REPEATS = 5
 BURST_SECONDS = 0.05  # short functions repeat this long, with warm caches as in a loop
 
@@ -86,7 +88,7 @@ def _time_repeats(run: Callable[[], object], repeats: int, clock: Callable[[], f
     return clock() - start
 
 
-def run_in_process(function: Callable[..., float], *arguments: object) -> float:
+def run_in_process(function: Callable[..., T], *arguments: object) -> T:
     """Return what a function returns in a new process with one thread."""
     spawn = get_context("spawn")
     with ProcessPoolExecutor(1, spawn, torch.set_num_threads, (1,)) as pool:
