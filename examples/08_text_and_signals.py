@@ -49,11 +49,12 @@ def load_signals() -> TrainTestData:
     return TrainTestData(train=train, test=test)
 
 
-text_net = pl.models.text_transformer(4, vocabulary=WORDS + 2, length=LENGTH, width=32, depth=1)
-signal_net = pl.models.signal_cnn(10, channels=28, filters=(24, 32))
-fleet = pl.Fleet(size=20, speed=pl.ChangingTrace(low=0.25, high=1.0, per_round=2.0))
-settings = pl.RunSettings(per_round=5, rules=pl.RoundRules(late="partial"))
-for net, source in ((text_net, load_text()), (signal_net, load_signals())):
-    data = source.share(pl.ByGroup() if source.train.groups is not None else pl.Iid(), devices=20)
-    for record in pl.simulate(pl.Distreal(), net, data, fleet, rounds=3, settings=settings):
-        print(f"{source.train.name}: {record.seconds:6.1f} s  {record.accuracy:.3f}")
+if __name__ == "__main__":  # experiments/sequences read the same data
+    text_net = pl.models.text_transformer(4, vocabulary=WORDS + 2, length=LENGTH, width=32, depth=1)
+    signal_net = pl.models.signal_cnn(10, channels=28, filters=(24, 32))
+    fleet = pl.Fleet(size=20, speed=pl.ChangingTrace(low=0.25, high=1.0, per_round=2.0))
+    settings = pl.RunSettings(per_round=5, rules=pl.RoundRules(late="partial"))
+    for net, source in ((text_net, load_text()), (signal_net, load_signals())):
+        data = source.share(pl.ByGroup() if source.train.groups is not None else pl.Iid(), devices=20)
+        for record in pl.simulate(pl.Distreal(), net, data, fleet, rounds=3, settings=settings):
+            print(f"{source.train.name}: {record.seconds:6.1f} s  {record.accuracy:.3f}")
