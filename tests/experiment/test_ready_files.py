@@ -105,18 +105,25 @@ SHAPES = {
     "validation.py:cifar10": (3, 32, 10), "validation.py:fashion": (1, 28, 10),
     "validation.py:digits": (1, 28, 10),
 }  # fmt: skip
+SEQUENCES = {
+    "08_text_and_signals.py:load_text": (torch.zeros(1, 24, dtype=torch.long), 4),
+    "08_text_and_signals.py:load_signals": (torch.zeros(1, 28, 28), 10),
+}
 
 
 @lru_cache
 def build_elastic(network, data):
-    """Return the elastic network and cut points of a file, for images like those of its data."""
-    channels, side, classes = SHAPES[data]
+    """Return the elastic network and cut points of a file, for samples like those of its data."""
+    if data in SEQUENCES:
+        example, classes = SEQUENCES[data]
+    else:
+        channels, side, classes = SHAPES[data]
+        example = torch.zeros(1, channels, side, side)
     labels = torch.arange(classes).repeat(2)
-    pixels = torch.zeros(len(labels), channels, side, side)
-    images = pl.ImageDataset.from_tensors(pixels, labels, classes=classes)
+    samples = example.repeat(len(labels), *[1] * (example.dim() - 1))
+    images = pl.ImageDataset.from_tensors(samples, labels, classes=classes)
     shared = pl.data.TrainTestData(images, images).share(pl.Iid(), devices=1, proxy=1)
     net = build_network(decode(json.loads(network), NetworkConfig), shared, seed=0)
-    example = torch.zeros(1, channels, side, side)
     return pl.elastic(net, example), {point.after for point in find_cut_points(net, example)}
 
 
