@@ -8,12 +8,11 @@ from pathlib import Path
 import torch
 
 import pliant as pl
-from pliant.data import TrainTestData
 
 LENGTH, WORDS = 24, 400
 
 
-def load_text() -> TrainTestData:
+def load_text() -> pl.data.TrainTestData:
     """Tell from a few words of Python's own library which package they are from."""
     library = Path(sysconfig.get_paths()["stdlib"])
     texts = [  # one group per file
@@ -37,16 +36,16 @@ def load_text() -> TrainTestData:
         )
         for part in (~is_test, is_test)
     )
-    return TrainTestData(train=train, test=test)
+    return pl.data.TrainTestData(train=train, test=test)
 
 
-def load_signals() -> TrainTestData:
+def load_signals() -> pl.data.TrainTestData:
     """Read the bundled digits column by column: 28 channels, 28 steps."""
     train, test = (
         pl.ImageDataset.from_tensors(images.pixels[:2000].squeeze(1), images.labels[:2000])
         for images in (pl.data.digits().train, pl.data.digits().test)
     )
-    return TrainTestData(train=train, test=test)
+    return pl.data.TrainTestData(train=train, test=test)
 
 
 if __name__ == "__main__":  # experiments/sequences read the same data
@@ -54,7 +53,8 @@ if __name__ == "__main__":  # experiments/sequences read the same data
     signal_net = pl.models.signal_cnn(10, channels=28, filters=(24, 32))
     fleet = pl.Fleet(size=20, speed=pl.ChangingTrace(low=0.25, high=1.0, per_round=2.0))
     settings = pl.RunSettings(per_round=5, rules=pl.RoundRules(late="partial"))
-    for net, source in ((text_net, load_text()), (signal_net, load_signals())):
-        data = source.share(pl.ByGroup() if source.train.groups is not None else pl.Iid(), devices=20)
+    runs = ((text_net, load_text(), pl.ByGroup()), (signal_net, load_signals(), pl.Iid()))
+    for net, source, partition in runs:
+        data = source.share(partition, devices=20)
         for record in pl.simulate(pl.Distreal(), net, data, fleet, rounds=3, settings=settings):
             print(f"{source.train.name}: {record.seconds:6.1f} s  {record.accuracy:.3f}")
