@@ -11,7 +11,7 @@ from tests.analysis.runs_on_disk import write_run
 
 from pliant.analysis.curves import compute_learning_curve
 from pliant.analysis.runs import group_runs, load_runs, select_finished
-from pliant.analysis.style import format_short, get_line_style
+from pliant.analysis.style import MISSING, format_short, get_line_style
 from pliant.analysis.summary import format_summary, get_budgets, rank_by_c3, summarise_groups
 from pliant.analysis.utilisation import compute_utilisation
 from pliant.engine.device_scores import DeviceScores
@@ -132,3 +132,12 @@ def test_forty_line_styles_are_distinct():
 @pytest.mark.parametrize(("value", "text"), [(1.5e9, "1.5 G"), (999, "999"), (12_345, "12.3 k")])
 def test_numbers_are_shortened_by_a_prefix(value, text):
     assert format_short(np.float64(value)) == text
+
+
+def test_rows_that_are_compared_at_different_times_share_a_column(groups):
+    row = replace(summarise_groups(groups, 0.4)[0], equal_seconds=None, equal_accuracy=None)
+    first, second = (replace(row, equal_seconds=s, equal_accuracy=0.4) for s in (3.0, 5.0))
+    assert "at 3 s" in format_summary([first, row], 0.9)[0]
+    header, texts = format_summary([first, second, row], 0.9)
+    column = [cells[header.index("at equal time")] for cells in texts]
+    assert column == ["40.00 %", "40.00 %", MISSING]

@@ -213,12 +213,14 @@ def format_summary(
     rows: list[SummaryRow], target: float
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the header and the rows as text, without columns that are empty in all rows."""
-    texts = [_format_row(row, target) for row in rows]
+    limits = {row.equal_seconds for row in rows} - {None}
+    equal_time = f"at {limits.pop():.4g} s" if len(limits) == 1 else "at equal time"
+    texts = [_format_row(row, target, equal_time) for row in rows]
     columns = [name for name in texts[0] if any(text[name] != MISSING for text in texts)]
     return tuple(columns), [tuple(text[name] for name in columns) for text in texts]
 
 
-def _format_row(row: SummaryRow, target: float) -> dict[str, str]:
+def _format_row(row: SummaryRow, target: float, equal_time: str) -> dict[str, str]:
     mean, std = row.accuracy or (None, 0.0)
     spread = f"{100 * mean:.2f} ± {100 * std:.2f} %" if mean is not None else MISSING
     rounds, seconds = row.rounds_to_target, row.seconds_to_target
@@ -227,7 +229,7 @@ def _format_row(row: SummaryRow, target: float) -> dict[str, str]:
         "seeds": f"{row.seeds}",
         "rounds": f"{row.rounds:g}",
         "accuracy": spread if row.seeds > 1 else format_percent(mean),
-        f"at {row.equal_seconds or 0.0:.4g} s": format_percent(row.equal_accuracy),
+        equal_time: format_percent(row.equal_accuracy),
         "on devices": format_percent(row.device_accuracy),
         "spread": format_percent(row.device_spread),
         "worst decile": format_percent(row.worst_decile),
