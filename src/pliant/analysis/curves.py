@@ -103,7 +103,8 @@ def draw_learning_curves(groups: list[RunGroup], axis: str) -> ReportFigure | No
 def _conclude(curves: list[LearningCurve], unit: str) -> str:
     """Say which curve is highest where the shortest one ends."""
     end = min(curve.x[-1] for curve in curves)
-    ends = [(np.interp(end, c.x, c.mean), np.interp(end, c.x, c.std), c) for c in curves]
+    known = [curve for curve in curves if curve.x[0] <= end]  # others are evaluated later
+    ends = [(np.interp(end, c.x, c.mean), np.interp(end, c.x, c.std), c) for c in known]
     (mean, std, best), *others = sorted(ends, key=lambda item: -item[0])
     text = f"After {format_short(end)} {unit}, {best.group.label} has {format_percent(mean)}"
     if not others:
