@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.analysis.runs_on_disk import write_run
 
-from pliant.analysis.curves import compute_learning_curve
+from pliant.analysis.curves import _conclude, compute_learning_curve
 from pliant.analysis.runs import group_runs, load_runs, select_finished
 from pliant.analysis.style import MISSING, format_short, get_line_style
 from pliant.analysis.summary import format_summary, get_budgets, rank_by_c3, summarise_groups
@@ -141,3 +141,10 @@ def test_rows_that_are_compared_at_different_times_share_a_column(groups):
     header, texts = format_summary([first, second, row], 0.9)
     column = [cells[header.index("at equal time")] for cells in texts]
     assert column == ["40.00 %", "40.00 %", MISSING]
+
+
+def test_a_conclusion_leaves_out_curves_that_begin_later(groups):
+    curve = compute_learning_curve(groups[0], "seconds")
+    later = replace(curve, x=curve.x + 1000.0)
+    assert "follows" in _conclude([curve, curve], "seconds")
+    assert "follows" not in _conclude([curve, later], "seconds")

@@ -104,7 +104,7 @@ def clip_delta(net: Elastic, update: Update, norm: float) -> Update:
 
 
 def draw_noise(params: Params, std: float, rng: np.random.Generator) -> Params:
-    """Draw independent Gaussian noise for every number of these tensors."""
+    """Draw independent Gaussian noise for each entry of these tensors."""
 
     def draw(tensor: Tensor) -> Tensor:
         return torch.from_numpy(rng.normal(0.0, std, tuple(tensor.shape)))
