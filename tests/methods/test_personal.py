@@ -14,15 +14,27 @@ from torch import nn
 
 from pliant.data import Dirichlet, ImageDataset
 from pliant.data.federated import TrainTestData
-from pliant.devices import Fleet
+from pliant.devices import ConstantTrace, Fleet
+from pliant.engine.evaluation import measure_accuracy
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
-from pliant.engine.run_store import read_records
+from pliant.engine.run_store import load_trained_params, read_records
 from pliant.engine.simulate import simulate
-from pliant.methods import Ditto, FedAvg, FedPer, LocalTraining, MultiHead
+from pliant.methods import (
+    Ditto,
+    FedAvg,
+    FedPer,
+    HeteroFl,
+    LocalTraining,
+    MultiHead,
+    Progressive,
+    Stage,
+)
 from pliant.methods.ditto import PersonalNetwork
 from pliant.methods.fedper import PersonalLayers
 from pliant.nn.elastic import elastic
+from pliant.nn.growth import silence_filters
+from pliant.nn.models import exit_cnn
 from pliant.nn.optimisers import Sgd
 from pliant.params import get_params
 from pliant.workers.pool import InlineWorkers
@@ -188,6 +200,37 @@ def test_each_device_is_scored_with_its_own_network(method, tmp_path):
     after = records[-1].personal.after_training
     trained = {task.device for task in read_records(tmp_path / "run") if hasattr(task, "device")}
     assert {device for device, score in enumerate(after) if score is not None} == trained
+
+
+def make_exits():
+    torch.manual_seed(0)
+    return exit_cnn(4, filters=(4, 8), channels=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "side"),
+    [
+        (HeteroFl(LOCAL, s=0.5, levels=2), None),
+        (Progressive((Stage(0.9, side=4), Stage()), LOCAL), 4),
+    ],
+)
+def test_own_tests_use_the_part_of_the_network_that_is_trained(method, side, tmp_path):
+    settings = RunSettings(rounds=3, per_round=4, rules=RoundRules(late="wait"))
+    slow, data = Fleet(size=4, speed=ConstantTrace(0.5)), make_data()
+    arguments = (method, make_exits(), data, slow)
+    *_, last = simulate(*arguments, settings=settings, folder=tmp_path / "run")
+    params, net = (
+        load_trained_params(tmp_path / "run"),
+        elastic(make_exits(), torch.rand(2, 1, 6, 6)),
+    )
+    used = params if side else silence_filters(net, params, net.select_prefix(0.5))
+
+    def measure(params, side):
+        how = settings.evaluation
+        return [measure_accuracy(net.module, params, data, n, how, side) for n in range(4)]
+
+    assert list(last.personal.per_device) == measure(used, side)
+    assert measure(used, side) != measure(params, None)
 
 
 def test_personal_networks_survive_a_restart(tmp_path):

@@ -84,19 +84,29 @@ def evaluate(
 
 
 def measure_accuracy(
-    net: nn.Module, params: Params, data: FederatedData, device: int, evaluation: Evaluation
+    net: nn.Module,
+    params: Params,
+    data: FederatedData,
+    device: int,
+    evaluation: Evaluation,
+    side: int | None = None,
 ) -> float:
-    """Return a network's accuracy on one device's own test images."""
-    settled = settle_statistics(net, params, data, evaluation)
-    return _measure_settled(net, settled, data, device, evaluation)
+    """Return a network's accuracy on one device's own test images, at an image size."""
+    settled = settle_statistics(net, params, data, evaluation, side)
+    return _measure_settled(net, settled, data, device, evaluation, side)
 
 
 def _measure_settled(
-    net: nn.Module, settled: Params, data: FederatedData, device: int, evaluation: Evaluation
+    net: nn.Module,
+    settled: Params,
+    data: FederatedData,
+    device: int,
+    evaluation: Evaluation,
+    side: int | None,
 ) -> float:
     indices = torch.from_numpy(data.get_test_indices(device))
     rows = (indices[part] for part in make_slices(len(indices), evaluation.batch))
-    return _evaluate_rows(net, settled, data, rows).num_correct / max(1, len(indices))
+    return _evaluate_rows(net, settled, data, rows, side).num_correct / max(1, len(indices))
 
 
 def evaluate_per_device(
@@ -105,6 +115,7 @@ def evaluate_per_device(
     trained_params: Mapping[int, Params],
     data: FederatedData,
     evaluation: Evaluation,
+    side: int | None = None,
 ) -> PersonalScore:
     """Score the shared network, and each locally trained one, on the devices' own test images."""
 
@@ -112,14 +123,14 @@ def evaluate_per_device(
         trained = trained_params.get(device)
         if trained is None:
             return None
-        return measure_accuracy(net, params | trained, data, device, evaluation)
+        return measure_accuracy(net, params | trained, data, device, evaluation, side)
+
+    def measure_shared(device: int) -> float:
+        return _measure_settled(net, settled, data, device, evaluation, side)
 
     devices = range(len(data))
-    settled = settle_statistics(net, params, data, evaluation)  # once, for all devices
-    return PersonalScore(
-        tuple(_measure_settled(net, settled, data, device, evaluation) for device in devices),
-        tuple(map(measure_trained, devices)),
-    )
+    settled = settle_statistics(net, params, data, evaluation, side)  # once, for all devices
+    return PersonalScore(tuple(map(measure_shared, devices)), tuple(map(measure_trained, devices)))
 
 
 def settle_statistics(

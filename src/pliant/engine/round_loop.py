@@ -286,7 +286,8 @@ def _add_scores(
 ) -> RoundRecord:
     """Score the network: per device if devices have their own test images, else overall.
 
-    `part` of it has been trained; devices with their own tests use that part.
+    `part` of it has been trained; devices with their own tests use that part, without the filters
+    that nobody has trained, at the size of the images that are trained.
     """
     if run.test_on_devices is not None:
         record = msgspec.structs.replace(record, on_devices=run.test_on_devices(run))
@@ -294,15 +295,16 @@ def _add_scores(
         return record
     net, data, how = run.context.net, run.context.data, run.settings.evaluation
     params = run.state.server_state.params
+    trained_params = _zero_untrained_filters(run.context, run.state.server_state)
     if not data.test_shares:
-        score = evaluate(net.module, params, data, how)
-        trained_params = _zero_untrained_filters(run.context, run.state.server_state)
-        trained_score = None
+        score, trained_score = evaluate(net.module, params, data, how), None
         if trained_params is not None or record.side is not None or part is not net:
             trained_score = evaluate(part.module, trained_params or params, data, how, record.side)
         return msgspec.structs.replace(record, score=score, trained_score=trained_score)
     local_params = _list_personal_params(run, old_params, updates)
-    personal = evaluate_per_device(part.module, params, local_params, data, how)
+    personal = evaluate_per_device(
+        part.module, trained_params or params, local_params, data, how, record.side
+    )
     if run.context.predictor is not None:  # no other network is trained
         scores = zip(personal.per_device, personal.after_training, strict=True)
         own = tuple(first if trained is None else trained for first, trained in scores)
