@@ -4,14 +4,11 @@ Pfeiffer et al., "CoCoFL: Communication- and computation-aware federated learnin
 freezing and quantization", TMLR 2023.
 """
 
-import copy
 from collections.abc import Iterable
-from itertools import accumulate
+from itertools import combinations
 from typing import ClassVar
 
-import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from pliant.devices import BudgetPolicy, CostRows, PerRound
 from pliant.methods.aggregation import Updates, Weighting
@@ -27,16 +24,17 @@ from pliant.methods.base import (
 )
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic, cache_on_net
+from pliant.nn.frozen_cost import count_training_macs
 from pliant.nn.trainer import SubnetTrainer
 from pliant.value import Positive, Value
 
 
 class CoCoFl(Value, frozen=True, tag="cocofl"):
-    """Train as many consecutive layers as fit at the start of the round; where is random.
+    """Train a block of consecutive layers that fits at the start of the round.
 
-    The forward pass runs through the whole network, and so does the gradient from the loss to the
-    block. A layer that a device froze counts as unchanged in the mean. Frozen layers are charged to
-    the upload although they need not be sent.
+    It is drawn among the blocks that could not be longer. A step costs the forward pass, and the
+    gradient from the loss to the block. A layer that a device froze counts as unchanged in the
+    mean. Frozen layers are charged to the upload although they need not be sent.
 
     >>> import pliant as pl
     >>> pl.CoCoFl(margin=0.9).weighting
@@ -52,10 +50,10 @@ class CoCoFl(Value, frozen=True, tag="cocofl"):
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
         full = net.macs(net.full, training=True)
-        return PerRound(CostRows(tuple(cost / full for cost in _bound_macs(net))), self.margin)
+        return PerRound(CostRows(tuple(cost / full for cost in _list_costs(net))), self.margin)
 
     def macs(self, net: Elastic, row: int, key: TaskKey, step: int) -> float:
-        return _count_macs(net, _draw_block(net, row, key))
+        return _count_macs(net)[_draw_block(net, row, key)]
 
     def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
         train_step = make_step(task)
@@ -74,22 +72,22 @@ Block = tuple[int, int]  # the first layer that is trained, and the first after 
 
 
 def _draw_block(net: Elastic, row: int, key: TaskKey) -> Block:
-    """Draw a block of row + 1 layers, the same for the whole round."""
-    length = row + 1
-    last_start = len(_group_params(net)) - length
-    start = int(key.rng_stream("block").integers(last_start + 1))
-    return start, start + length
+    """Draw one of the largest blocks that fit, the same for the whole round."""
+    blocks = _list_largest(net, row)
+    return blocks[int(key.rng_stream("block").integers(len(blocks)))]
 
 
 @cache_on_net
-def _bound_macs(net: Elastic) -> tuple[float, ...]:
-    """Return the most that a block of 1, 2, … layers may cost per sample."""
-    layers = len(_group_params(net))
-    dearest = [
-        max(_count_macs(net, (start, start + length)) for start in range(layers - length + 1))
-        for length in range(1, layers + 1)
-    ]
-    return tuple(accumulate(dearest, max))
+def _list_largest(net: Elastic, row: int) -> tuple[Block, ...]:
+    """Return the blocks that cost at most as much as a row, without parts of one another."""
+    fitting = [b for b, cost in _count_macs(net).items() if cost <= _list_costs(net)[row]]
+    return tuple(b for b in fitting if sum(o[0] <= b[0] and b[1] <= o[1] for o in fitting) == 1)
+
+
+@cache_on_net
+def _list_costs(net: Elastic) -> tuple[float, ...]:
+    """Return the costs of all blocks in rising order, one row each."""
+    return tuple(sorted(set(_count_macs(net).values())))
 
 
 @cache_on_net
@@ -111,13 +109,10 @@ def _list_frozen(net: Elastic, block: Block) -> frozenset[str]:
 
 
 @cache_on_net
-def _count_macs(net: Elastic, block: Block) -> float:
-    """Count the MACs per sample of a training step, by running one with the others frozen."""
-    module = copy.deepcopy(net.module).train()
-    frozen, samples = _list_frozen(net, block), 2  # batch norm needs two
-    for name, param in module.named_parameters():
-        param.requires_grad_(name not in frozen and name in net.trainable_names)
-    inputs = [torch.zeros(samples, *shape) for shape in net.program.input_shapes]
-    with FlopCounterMode(display=False) as counter:
-        module(*inputs).sum().backward()
-    return float(counter.get_total_flops()) / (2 * samples)
+def _count_macs(net: Elastic) -> dict[Block, float]:
+    """Count the MACs per sample of a training step of each block, by running it."""
+    blocks = combinations(range(len(_group_params(net)) + 1), 2)
+    return {
+        block: count_training_macs(net, net.trainable_names - _list_frozen(net, block))
+        for block in blocks
+    }
