@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from tests.methods.test_personal import LOCAL, make_cnn, make_data
 from torch import nn
 
+from pliant.analysis.runs import group_runs, load_runs
+from pliant.analysis.summary import summarise_groups
 from pliant.devices import ConstantTrace, Fleet
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
@@ -128,6 +130,21 @@ def test_it_costs_devices_what_the_inner_method_costs(inner, tmp_path):
         for records in (read_records(tmp_path / name) for name in ("distilled", "plain"))
     )
     assert distilled == plain
+
+
+def test_the_servers_work_is_counted(tmp_path):
+    fleet, method = Fleet(size=4, speed=ConstantTrace(0.3)), HeteroFl(LOCAL, s=0.5, levels=2)
+    records = run(FedDf(method, steps=2, batch=100), tmp_path, fleet=fleet)
+    net = elastic(make_cnn(), torch.zeros(1, 1, 6, 6))
+    # three teachers of half the filters; the student's images need no gradient
+    forward = 2 * 4 * 4 * 9 + 32 * 8 + 8 * 4
+    student = 2 * 576 + 3 * 512 + 3 * 32
+    assert net.macs(net.select_prefix(0.5)) == forward
+    proxy = 8  # fewer than a mini-batch
+    assert {record.server_macs for record in records} == {2 * proxy * (3 * forward + student)}
+    assert all(record.server_macs == 0.0 for record in run(method, fleet=fleet))
+    (row,) = summarise_groups(group_runs(load_runs([tmp_path])), 0.9)
+    assert row.server_gigamacs == 3 * records[0].server_macs / 1e9
 
 
 def test_two_workers_give_the_same_network():

@@ -72,6 +72,7 @@ class RoundFields(msgspec.Struct):
     personal: PersonalFields | None = None
     on_devices: DeviceScores | None = None
     epsilon: float | None = None
+    server_macs: float = 0.0
 
     @property
     def accuracy(self) -> float | None:

@@ -46,6 +46,7 @@ class SummaryRow:
     images: float = 0.0  # trained on per run, counted at every visit
     rounds: float = 0.0
     joules: float = 0.0
+    server_gigamacs: float = 0.0  # per run, of distillation; not part of the C3-Score
     control_megabytes: float = 0.0  # per run, beyond `megabytes`; tests on devices included
     # of the last tests by devices themselves, mean over runs
     device_accuracy: float | None = None  # weighted by test images
@@ -165,6 +166,7 @@ def _summarise_group(group: AxisValues, runs: Sequence[Rounds], target: float) -
         images=sum(record.samples for record in records) / len(runs),
         rounds=statistics.fmean(map(len, runs)),
         joules=sum(record.joules for record in records) / len(runs),
+        server_gigamacs=sum(record.server_macs for record in records) / len(runs) / 1e9,
         control_megabytes=sum(record.control_bytes for record in records) / len(runs) / 1e6,
         epsilon=_average_epsilon([run[-1] for run in runs]),
         **_average_device_scores(runs),
@@ -238,6 +240,7 @@ def _format_row(row: SummaryRow, target: float, equal_time: str) -> dict[str, st
         "images": f"{row.images:.0f}",
         "seconds": f"{row.seconds:.1f}",
         "GMACs": f"{row.gigamacs:.1f}",
+        "server GMACs": f"{row.server_gigamacs:.1f}" if row.server_gigamacs else MISSING,
         "MB": f"{row.megabytes:.1f}",
         "control MB": f"{row.control_megabytes:.1f}" if row.control_megabytes else MISSING,
         "joules": f"{row.joules:.3g}" if row.joules else MISSING,

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
 
 MAX_WIDTH, MAX_LABEL = 100, 32  # characters
 # Columns that make room for the others, by the start of their headings.
-LEAST_IMPORTANT = ("images", "best", "trained", "lost", "C3 local", "local", "used", "rounds to")
+LEAST_IMPORTANT = (
+    "images",
+    "best",
+    "server",
+    "trained",
+    "lost",
+    "C3 local",
+    "local",
+    "used",
+    "rounds to",
+)
 POLL_SECONDS = 0.5
 
 
@@ -187,6 +197,7 @@ def _format_row(row: "SummaryRow", target: float) -> dict[str, str]:
         f"s to {target:.0%}": format_known(row.seconds_to_target, ".1f"),
         "images": f"{row.images:.0f}",
         "GMACs": f"{row.gigamacs:.1f}",
+        "server GMACs": f"{row.server_gigamacs:.1f}" if row.server_gigamacs else "",
         "MB": f"{row.megabytes:.1f}",
         "used": format_known(row.utilisation, ".0%"),
         "lost": format_known(row.lost_share, ".0%"),

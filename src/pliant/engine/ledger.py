@@ -109,6 +109,7 @@ class RoundRecord(Struct, frozen=True, forbid_unknown_fields=True, tag="round"):
     on_devices: DeviceScores | None = None  # if devices tested the network themselves
     control: int = 0  # bytes in both directions beyond `down` and `up`
     epsilon: float | None = None  # of differential privacy so far; None: not private
+    server_macs: float = 0.0  # of distillation; they take no virtual time
 
     def __repr__(self) -> str:
         return _shorten_record(self)

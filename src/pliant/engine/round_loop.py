@@ -34,7 +34,7 @@ from pliant.methods.privacy import (
     merge_privately,
 )
 from pliant.methods.validation import ValidationPolicy
-from pliant.methods.verbs import DependsOnFleet, Personalises
+from pliant.methods.verbs import DependsOnFleet, HasServerCost, Personalises
 from pliant.nn.elastic import Elastic
 from pliant.nn.growth import silence_filters
 from pliant.params import Params, digest
@@ -233,6 +233,7 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
             context.net, old_params, server_state.params, result.updates, context.data.proxy, rng
         )
         server_state = replace(server_state, params=params)
+    server_macs = _count_server_macs(context, result.updates)
     part = context.net
     if context.part_trainer is not None:
         part = context.part_trainer.select_trained(context.net, server_state, last_row)
@@ -253,10 +254,13 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     )
     record = sum_tasks(number, result.closed_at, result.tasks)
     epsilon = _compute_epsilon(run)
-    if result.dispatched_at is not None or side is not None or epsilon is not None:
-        record = msgspec.structs.replace(
-            record, dispatched_at=result.dispatched_at, side=side, epsilon=epsilon
-        )
+    record = msgspec.structs.replace(
+        record,
+        dispatched_at=result.dispatched_at,
+        side=side,
+        epsilon=epsilon,
+        server_macs=server_macs,
+    )
     run.repeated_rounds += run.repeats_empty_rounds and not result.updates
     is_last = run.ends_with(number, result.closed_at)
     if is_last or run.settings.evaluation.is_due(number, start, result.closed_at):
@@ -264,6 +268,13 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     if is_last:
         record = msgspec.structs.replace(record, digest=digest(server_state.params))
     return record
+
+
+def _count_server_macs(context: WorkerContext, updates: list[Update]) -> float:
+    """Return the MACs that the server spends on a round beyond merging its updates."""
+    if not updates or not isinstance(context.method, HasServerCost):
+        return 0.0
+    return context.method.server_macs(context.net, updates, len(context.data.proxy))
 
 
 def _list_releases(run: Run, result: RoundResult) -> tuple[Release, ...]:

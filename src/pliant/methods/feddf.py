@@ -29,7 +29,8 @@ class FedDf(Value, frozen=True, tag="feddf"):
 
     Teachers are the networks as devices trained them, each at the width it was sent. Their mean
     logits on proxy images, without labels, are what the merged network learns by `steps` steps of
-    Adam, whose learning rate falls to 0 along a cosine. The server's work takes no virtual time.
+    Adam, whose learning rate falls to 0 along a cosine. The server's work is counted
+    (`server_macs`), but takes no virtual time.
 
     >>> import pliant as pl
     >>> pl.FedDf(pl.HeteroFl(), steps=50).local.epochs
@@ -60,6 +61,11 @@ class FedDf(Value, frozen=True, tag="feddf"):
         if not isinstance(self.inner, DependsOnFleet):
             return self
         return msgspec.structs.replace(self, inner=self.inner.fit_fleet(size))
+
+    def server_macs(self, net: Elastic, updates: Sequence[Update], proxy_images: int) -> float:
+        teachers = sum(net.macs(update.subnet or net.full) for update in updates)
+        per_image = teachers + net.macs(net.full, training=True)
+        return self.steps * min(self.batch, proxy_images) * per_image
 
     def distil(
         self,

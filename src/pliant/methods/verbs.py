@@ -101,6 +101,14 @@ class Distils(Protocol):
 
 
 @runtime_checkable
+class HasServerCost(Protocol):
+    """By default the server's work on a round is not counted."""
+
+    def server_macs(self, net: Elastic, updates: Sequence[Update], proxy_images: int) -> float:
+        """Return the MACs of the server after a round; they take no virtual time."""
+
+
+@runtime_checkable
 class SharesPredictions(Protocol):
     """By default devices are sent the network and return its change.
 
