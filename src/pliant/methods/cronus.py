@@ -25,12 +25,15 @@ from pliant.methods.base import (
     make_step,
     train_locally,
 )
-from pliant.methods.filter_orders import Widths, make_width_table, select_prefix
+from pliant.methods.filter_orders import (
+    Widths,
+    count_width_filters,
+    make_width_table,
+    select_width,
+)
 from pliant.methods.predictions import OwnNetwork, PredictionState
 from pliant.methods.robust import AnyLabelMerge, SpectralMean
 from pliant.nn.elastic import Elastic
-from pliant.nn.filter_counts import count_prefix_filters
-from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.nn.trainer import SubnetTrainer
 from pliant.params import Params
@@ -56,19 +59,19 @@ class Cronus(Value, frozen=True, tag="cronus"):
     merging: AnyLabelMerge = SpectralMean()
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
-        return PerDevice(CostRows(self._make_table(net).shares))
+        return PerDevice(CostRows(make_width_table(net, self.widths).shares))
 
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
-        return select_prefix(net, self._make_table(net).rates[row])
+        return select_width(net, self.widths, row)
 
     def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
-        return self.max_filters(net)[rows]
+        return count_width_filters(net, self.widths)[rows]
 
     def max_filters(self, net: Elastic) -> IntArray:
-        return count_prefix_filters(net, self._make_table(net).rates)
+        return count_width_filters(net, self.widths)
 
     def proxy_macs(self, net: Elastic, state: PredictionState, row: int) -> float:
-        subnet = select_prefix(net, self._make_table(net).rates[row])
+        subnet = select_width(net, self.widths, row)
         return predictions.count_proxy_macs(net, subnet, state, self.proxy_images)
 
     def extra_upload_bytes(self, net: Elastic) -> int:
@@ -115,6 +118,3 @@ class Cronus(Value, frozen=True, tag="cronus"):
             return state
         merged = self.merging.merge_labels(predictions.stack_labels(updates))
         return state.add_labels(merged / merged.sum(dim=1, keepdim=True).clamp(min=1e-12))
-
-    def _make_table(self, net: Elastic) -> ParetoTable:
-        return make_width_table(net, self.widths)

@@ -15,12 +15,15 @@ from pliant.devices import BudgetPolicy, CostRows, PerDevice
 from pliant.devices.vector_rng import IntArray
 from pliant.methods import predictions
 from pliant.methods.base import LocalTraining, Step, Task, TaskKey, TaskKeys, Update, train_locally
-from pliant.methods.filter_orders import Widths, make_width_table, select_prefix
+from pliant.methods.filter_orders import (
+    Widths,
+    count_width_filters,
+    make_width_table,
+    select_width,
+)
 from pliant.methods.predictions import OwnNetwork, PredictionState
 from pliant.nn.elastic import Elastic
-from pliant.nn.filter_counts import count_prefix_filters
 from pliant.nn.optimisers import Adam
-from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.nn.trainer import LossFn, SubnetTrainer
 from pliant.params import Params
@@ -47,19 +50,19 @@ class FedMd(Value, frozen=True, tag="fedmd"):
     lr: Positive = 1e-3  # of learning from them
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
-        return PerDevice(CostRows(self._make_table(net).shares))
+        return PerDevice(CostRows(make_width_table(net, self.widths).shares))
 
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
-        return select_prefix(net, self._make_table(net).rates[row])
+        return select_width(net, self.widths, row)
 
     def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
-        return self.max_filters(net)[rows]
+        return count_width_filters(net, self.widths)[rows]
 
     def max_filters(self, net: Elastic) -> IntArray:
-        return count_prefix_filters(net, self._make_table(net).rates)
+        return count_width_filters(net, self.widths)
 
     def proxy_macs(self, net: Elastic, state: PredictionState, row: int) -> float:
-        subnet = select_prefix(net, self._make_table(net).rates[row])
+        subnet = select_width(net, self.widths, row)
         return predictions.count_proxy_macs(net, subnet, state, self.proxy_images)
 
     def extra_upload_bytes(self, net: Elastic) -> int:
@@ -99,9 +102,6 @@ class FedMd(Value, frozen=True, tag="fedmd"):
         if not updates:
             return state
         return state.add_labels(predictions.stack_labels(updates).mean(dim=0))
-
-    def _make_table(self, net: Elastic) -> ParetoTable:
-        return make_width_table(net, self.widths)
 
 
 def _make_loss(logits: Tensor) -> LossFn:

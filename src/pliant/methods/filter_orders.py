@@ -11,8 +11,10 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
+from pliant.devices.vector_rng import IntArray
 from pliant.methods.base import TaskKey
 from pliant.nn.elastic import Elastic, cache_on_net
+from pliant.nn.filter_counts import count_prefix_filters
 from pliant.nn.pareto_table import ParetoTable, count_step_macs
 from pliant.nn.subnet import FilterOrders, Subnet
 from pliant.rng import rng_stream
@@ -51,6 +53,16 @@ def make_count_table(
 def make_width_table(net: Elastic, widths: tuple[float, ...]) -> ParetoTable:
     """Make a table of widths, each the same share of every site's filters."""
     return make_count_table(net, tuple((1.0 - width,) * len(net.sites) for width in sorted(widths)))
+
+
+def select_width(net: Elastic, widths: tuple[float, ...], row: int, scaled: bool = False) -> Subnet:
+    """Return the subnet of a row of widths: the first filters of every site."""
+    return select_prefix(net, make_width_table(net, widths).rates[row], scaled=scaled)
+
+
+def count_width_filters(net: Elastic, widths: tuple[float, ...]) -> IntArray:
+    """Return how many filters each site keeps at each row of widths: (row, site)."""
+    return count_prefix_filters(net, make_width_table(net, widths).rates)
 
 
 def make_fine_widths(min_width: float) -> tuple[float, ...]:

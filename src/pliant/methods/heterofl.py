@@ -33,11 +33,14 @@ from pliant.methods.base import (
     make_step,
     train_locally,
 )
-from pliant.methods.filter_orders import make_fine_widths, make_width_table, select_prefix
+from pliant.methods.filter_orders import (
+    count_width_filters,
+    make_fine_widths,
+    make_width_table,
+    select_width,
+)
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
-from pliant.nn.filter_counts import count_prefix_filters
-from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.nn.trainer import LossFn
 from pliant.params import Params
@@ -79,16 +82,16 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
         return self.masked
 
     def make_budget_policy(self, net: Elastic) -> BudgetPolicy:
-        return PerRound(CostRows(self._make_table(net).shares), self.margin)
+        return PerRound(CostRows(make_width_table(net, self._list_widths()).shares), self.margin)
 
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
-        return select_prefix(net, self._make_table(net).rates[row], scaled=self.scaled)
+        return select_width(net, self._list_widths(), row, self.scaled)
 
     def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
-        return count_prefix_filters(net, self._make_table(net).rates)[rows]
+        return self.max_filters(net)[rows]
 
     def max_filters(self, net: Elastic) -> IntArray:
-        return count_prefix_filters(net, self._make_table(net).rates)
+        return count_width_filters(net, self._list_widths())
 
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return self.select_subnet(net, row, key, 0)
@@ -116,12 +119,11 @@ class HeteroFl(Value, frozen=True, tag="heterofl"):
         merged = merge_average(self.server, net, state, stream, self.weighting, cover)
         return track_coverage(merged, stream.seen)
 
-    def _make_table(self, net: Elastic) -> ParetoTable:
+    def _list_widths(self) -> tuple[float, ...]:
         if self.modules:
-            widths = tuple(number / self.modules for number in range(1, self.modules + 1))
-        else:
-            widths = tuple(self.s**level for level in range(self.levels))
-        return make_width_table(net, make_fine_widths(widths[-1]) if self.fine else widths)
+            return tuple(number / self.modules for number in range(1, self.modules + 1))
+        widths = tuple(self.s**level for level in range(self.levels))
+        return make_fine_widths(widths[-1]) if self.fine else widths
 
 
 def _cover_owned_classes(net: Elastic, params: Params, update: Update) -> Params:

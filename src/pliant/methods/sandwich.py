@@ -23,10 +23,14 @@ from pliant.methods.aggregation import (
     track_coverage,
 )
 from pliant.methods.base import LocalTraining, Step, Task, TaskKey, Update, train_locally
-from pliant.methods.filter_orders import Widths, make_width_table, select_prefix
+from pliant.methods.filter_orders import (
+    Widths,
+    count_width_filters,
+    make_width_table,
+    select_width,
+)
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
-from pliant.nn.filter_counts import count_prefix_filters
 from pliant.nn.subnet import Subnet
 from pliant.nn.trainer import SubnetTrainer
 from pliant.params import Params
@@ -62,16 +66,16 @@ class Sandwich(Value, frozen=True, tag="sandwich"):
         return PerRound(CostRows(tuple(costs)), self.margin)
 
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
-        return self._select_prefix(net, row)
+        return select_width(net, self.widths, row)
 
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
-        return self._select_prefix(net, row)
+        return select_width(net, self.widths, row)
 
     def max_filters(self, net: Elastic) -> IntArray:
-        return count_prefix_filters(net, make_width_table(net, self.widths).rates)
+        return count_width_filters(net, self.widths)
 
     def macs(self, net: Elastic, row: int, key: TaskKey, step: int) -> float:
-        subnets = [self._select_prefix(net, row), *self._list_narrow(net, row, key, step)]
+        subnets = [select_width(net, self.widths, row), *self._list_narrow(net, row, key, step)]
         return sum(net.macs(subnet, training=True) for subnet in subnets)
 
     def init_state(self, params: Params) -> CoverageState:
@@ -112,7 +116,4 @@ class Sandwich(Value, frozen=True, tag="sandwich"):
         rows = [0] if row else []
         if row > 1:
             rows.append(int(key.rng_stream("width", step).integers(1, row)))
-        return [self._select_prefix(net, number) for number in rows]
-
-    def _select_prefix(self, net: Elastic, row: int) -> Subnet:
-        return select_prefix(net, make_width_table(net, self.widths).rates[row])
+        return [select_width(net, self.widths, number) for number in rows]

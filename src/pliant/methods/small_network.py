@@ -16,10 +16,14 @@ from pliant.methods.aggregation import (
     track_coverage,
 )
 from pliant.methods.base import LocalTraining, TaskKey, TaskKeys
-from pliant.methods.filter_orders import Width, make_width_table, select_prefix
+from pliant.methods.filter_orders import (
+    Width,
+    count_width_filters,
+    make_width_table,
+    select_width,
+)
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
-from pliant.nn.filter_counts import count_prefix_filters
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
 from pliant.value import Value
@@ -44,13 +48,13 @@ class SmallNetwork(Value, frozen=True, tag="small"):
         return PerRound(CostRows(make_width_table(net, (self.width,)).shares))
 
     def select_subnet(self, net: Elastic, row: int, key: TaskKey, step: int) -> Subnet:
-        return select_prefix(net, self._make_rates(net))
+        return select_width(net, (self.width,), row)
 
     def count_filters(self, net: Elastic, rows: IntArray, keys: TaskKeys, step: int) -> IntArray:
         return self.max_filters(net)[rows]
 
     def max_filters(self, net: Elastic) -> IntArray:
-        return count_prefix_filters(net, (self._make_rates(net),))
+        return count_width_filters(net, (self.width,))
 
     def subnet_to_send(self, net: Elastic, row: int, key: TaskKey) -> Subnet | None:
         return self.select_subnet(net, row, key, 0)
@@ -62,6 +66,3 @@ class SmallNetwork(Value, frozen=True, tag="small"):
         stream = open_stream(updates)
         merged = merge_average(self.server, net, state, stream, self.weighting)
         return silence_untrained(net, track_coverage(merged, stream.seen))
-
-    def _make_rates(self, net: Elastic) -> tuple[float, ...]:
-        return (1.0 - self.width,) * len(net.sites)
