@@ -4,9 +4,10 @@
 
 The file has a [matrix] with the axis `method`; the other axes are what to tune. Every combination
 runs for the first 20 % of its rounds or seconds, the better half of each method's for 40 %, and the
-better half of those for 60 %. A combination counts by the mean of its last two evaluations, at the
-size that was trained last; where devices have their own tests, by the accuracy of the shared
-network or, if higher, of the devices' own. Killed at any time, the same command resumes.
+better half of those for 60 % (`--shares` has others). A combination counts by the mean of its last
+two evaluations, at the size that was trained last; where devices have their own tests, by the
+accuracy of the shared network or, if higher, of the devices' own. Killed at any time, the same
+command resumes.
 """
 
 import argparse
@@ -35,18 +36,19 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="key=value pairs, like rounds=20")
     parser.add_argument("--out", type=Path, help="folder of the runs; by default runs/NAME")
     parser.add_argument("--processes", type=int, default=None)
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
     args = parser.parse_args()
     folder = (args.out or Path("runs") / args.spec.stem).resolve()
     all_runs = runs = load_sweep(args.spec, args.overrides)
     scores: dict[str, list[float]] = {}  # by name
-    for share in SHARES:
+    for share in args.shares:
         advance = partial(run_until, folder, share)
         with open_pool(ProcessWorkers(args.processes), skip_setup, advance) as pool:
             pool.run(runs, {}, on_finish=lambda run: sys.stderr.write(f"{run.name}\n"))
         for run in runs:
             scores.setdefault(run.name, []).append(score(folder / run.name, run.experiment, share))
         runs = [run for group in group_by_method(runs) for run in keep_half(group, scores)]
-    write_table(all_runs, scores)
+    write_table(all_runs, scores, args.shares)
 
 
 def skip_setup() -> None:
@@ -115,10 +117,12 @@ def keep_half(runs: list[SweepRun], scores: dict[str, list[float]]) -> list[Swee
     return ranked[: max(1, len(runs) // 2)]
 
 
-def write_table(all_runs: list[SweepRun], scores: dict[str, list[float]]) -> None:
+def write_table(
+    all_runs: list[SweepRun], scores: dict[str, list[float]], shares: Sequence[float]
+) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     axes = [key for key, _ in all_runs[0].axis_values]
-    writer.writerow([*axes, *(f"{share:.0%}" for share in SHARES)])
+    writer.writerow([*axes, *(f"{share:.0%}" for share in shares)])
     for runs in group_by_method(all_runs):
         by_name = {run.name: [value for _, value in run.axis_values] for run in runs}
         ranked = sorted(by_name, key=lambda name: [len(scores[name]), scores[name][-1]])
