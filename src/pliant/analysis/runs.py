@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.analysis.records import EVENTS, RoundFields, read_rounds
+from pliant.analysis.records import read_rounds
+from pliant.engine.record_fields import EVENTS, RoundFields
 from pliant.storage import run_dir
 
 Floats = NDArray[np.float64]

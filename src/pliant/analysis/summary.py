@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pliant.analysis.records import RoundFields, read_rounds
+from pliant.analysis.records import read_rounds
 from pliant.analysis.runs import RunGroup
 from pliant.analysis.style import MISSING, format_percent
 from pliant.c3 import c3_score
+from pliant.engine.record_fields import RoundFields
 
 if TYPE_CHECKING:  # torch is slow to import
     from pliant.experiment.sweep import SweepRun

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pliant.analysis.records import TaskFields, read_tasks
+from pliant.analysis.records import read_tasks
 from pliant.analysis.runs import RunFolder
 from pliant.analysis.style import ReportFigure, make_figure
+from pliant.engine.record_fields import TaskFields
 from pliant.extras import require
 
 MAX_DEVICES = 30  # rows of the figure

@@ -116,7 +116,7 @@ class _RoundFollower:
 
     def count(self) -> int:
         """Return the rounds so far; of a run that ends by its seconds, a share of all rounds."""
-        from pliant.analysis.records import decode_round
+        from pliant.engine.record_fields import decode_round
 
         is_cut, lines = self._tail.read_new_lines()
         self._done = 0 if is_cut else self._done

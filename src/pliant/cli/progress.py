@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from pliant.analysis.records import RoundFields
     from pliant.engine.ledger import RoundRecord
+    from pliant.engine.record_fields import RoundFields
 
 
 R = TypeVar("R")

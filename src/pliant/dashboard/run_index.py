@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from pliant.analysis.pareto_plot import TABLE_FILE
-from pliant.analysis.records import EVENTS, decode_round
 from pliant.dashboard.run_view import RunView
 from pliant.dashboard.search_view import SearchView
+from pliant.engine.record_fields import EVENTS, decode_round
 from pliant.storage import run_dir
 from pliant.storage.tail import read_range
 
@@ -98,6 +98,9 @@ class RunIndex:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
 
     def get_view(self, name: str) -> RunView | SearchView:
         """Return the view of a run; LookupError if there is no such run."""

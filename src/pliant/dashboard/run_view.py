@@ -10,7 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pliant.analysis.records import TASK_PREFIX, RoundFields, TaskFields, decode_round, decode_task
+from pliant.engine.record_fields import (
+    TASK_PREFIX,
+    RoundFields,
+    TaskFields,
+    decode_round,
+    decode_task,
+)
 from pliant.storage.tail import FileTail, read_range
 
 MAX_POINTS = 600  # per curve and message: more than a screen can show

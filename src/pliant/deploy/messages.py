@@ -65,6 +65,8 @@ class TrainReply(Struct, frozen=True):
     declaration: DataDeclaration | None = None  # in reply to a hello, if it has its own data
     tests: int = 0  # images that a network was tested on
     correct: int = 0
+    charge: float | None = None  # of its battery, from 0 to 1, if it has one
+    is_charging: bool | None = None
 
 
 def has_own_data(experiment: Experiment, pace: Pace) -> bool:

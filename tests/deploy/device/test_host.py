@@ -63,7 +63,8 @@ def test_the_slowdown_is_estimated_from_quota_and_load(cores, load, slowdown):
 
 
 def test_an_unknown_charging_state_does_not_count_as_on_battery(monkeypatch):
-    battery = SimpleNamespace(power_plugged=None)
+    battery = SimpleNamespace(power_plugged=None, percent=62.7)
     monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
-    assert read_host().is_charging is None
+    host = read_host()
+    assert (host.is_charging, host.charge) == (None, 0.63)
     assert Limits(only_when_charging=True).find_refusal(read_host()) is None

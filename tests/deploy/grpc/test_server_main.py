@@ -14,10 +14,12 @@ from tests.deploy.grpc_in_process import (
     make_server_run,
     run_with_devices,
 )
+from tests.waiting import wait_until
 
 from pliant.deploy.grpc import server_main
 from pliant.deploy.grpc.device import SplitDevice
 from pliant.deploy.grpc.environment import WallClockEnvironment
+from pliant.deploy.server.presence import read_presence
 from pliant.deploy.server.rounds import NotEnoughDevices
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.run_store import read_records
@@ -39,6 +41,9 @@ def test_a_restarted_server_does_not_wait_for_devices_that_had_left(tmp_path, mo
     with connect_devices(make_devices(range(3), tmp_path), server_run.grpc_server.port, tmp_path):
         rounds = server_run.run_rounds(tmp_path / "run")
         assert [record.outcomes for record in islice(rounds, 1)] == [{"finished": 3}]
+        wait_until(
+            lambda: read_presence(tmp_path / "run").online == (0, 1, 2), "three devices online"
+        )
         rounds.close()
     server_run = make_server_run(experiment, pace="measured")
     end_patience_after(monkeypatch, server_run, [0, 1])

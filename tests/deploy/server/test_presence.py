@@ -1,4 +1,12 @@
-from pliant.deploy.server.presence import PRESENCE_FILE, PresenceWriter, read_presence
+from tests.waiting import wait_until
+
+from pliant.deploy.server.presence import (
+    PRESENCE_FILE,
+    Battery,
+    PresenceWriter,
+    read_presence,
+    watch_presence,
+)
 
 
 def test_devices_are_online_until_a_look_misses_them(tmp_path):
@@ -45,3 +53,21 @@ def test_a_disk_that_cannot_be_written_does_not_end_a_round(tmp_path):
     (tmp_path / PRESENCE_FILE).mkdir()  # nothing can replace it
     writer.note_online({1})
     assert list((tmp_path / PRESENCE_FILE).iterdir()) == []
+
+
+def test_a_new_battery_state_is_written_at_once_and_remembered(tmp_path):
+    writer = PresenceWriter(tmp_path, lambda: 100.0)
+    writer.note_online({1})
+    writer.note_reply(1, Battery(0.5))
+    writer.note_reply(1)  # a reply without one
+    assert read_presence(tmp_path).batteries == {1: Battery(0.5)}
+    PresenceWriter(tmp_path, lambda: 200.0).note_online({1})
+    assert read_presence(tmp_path).batteries == {1: Battery(0.5)}
+
+
+def test_who_is_online_is_watched_until_the_end(tmp_path):
+    online = {0, 1}
+    with watch_presence(tmp_path, lambda: online):
+        wait_until(lambda: read_presence(tmp_path).online == (0, 1), "both devices online")
+    presence = read_presence(tmp_path)
+    assert (presence.online, set(presence.last_seen)) == ((), {0, 1})

@@ -9,6 +9,7 @@ from tests.deploy.in_process import (
     make_experiment,
 )
 
+from pliant.deploy.server.presence import Battery
 from pliant.deploy.server.replies import RawReply, check_reply
 from pliant.deploy.server.rounds import DeviceTransport, make_run
 from pliant.deploy.settings import ServerSettings
@@ -47,6 +48,22 @@ def test_a_bad_reply_is_rejected_with_a_reason(exchange, kind):
     assert reply.update is None
     assert reply.outcome.startswith("rejected: device 1: expected ")
     assert len(reply.outcome) < 500
+
+
+@pytest.mark.parametrize(
+    ("fields", "battery"),
+    [
+        ({"charge": 0.5, "is_charging": True}, Battery(0.5, True)),
+        ({"charge": 0.0}, Battery(0.0)),
+        ({"charge": 1.01}, None),
+        ({"charge": float("nan")}, None),
+        ({"charge": -1e300}, None),
+        ({}, None),
+        ({"kind": "declined", "charge": 0.1}, Battery(0.1)),
+    ],
+)
+def test_a_battery_is_noted_if_it_is_possible(exchange, fields, battery):
+    assert check(exchange, set_fields(**fields)).battery == battery
 
 
 @pytest.mark.parametrize("macs", [1e12, 1e300, float("nan"), float("inf"), -1.0, 0.0])

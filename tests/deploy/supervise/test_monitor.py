@@ -10,8 +10,8 @@ import pytest
 
 import pliant as pl
 from pliant.deploy.server.presence import PresenceWriter
+from pliant.deploy.server.run_totals import STEP_BUCKETS, RunTotals, TotalsReader
 from pliant.deploy.supervise.monitor import STUCK_SECONDS, ServerMonitor, open_monitor
-from pliant.deploy.supervise.run_totals import STEP_BUCKETS, RunTotals, TotalsReader
 from pliant.deploy.supervise.supervisor import Supervisor
 
 
@@ -175,12 +175,12 @@ def test_a_taken_port_is_named_in_one_line(supervisor):
 
 def test_steps_are_counted_in_the_bucket_that_they_end():
     totals, times = RunTotals(), (0.0, 0.001, 0.0045, 100.0)
-    totals.add(make_task(0, "finished"))
+    totals.add_task(make_task(0, "finished"))
     assert sum(totals.step_counts) == 2
     limits = [*STEP_BUCKETS, float("inf")]
     steps = [end - start for start, end in pairwise(times)]
     expected = [sum(low < step <= high for step in [*steps, 0.5, 1.5])
                 for low, high in zip([0.0, *limits], limits, strict=False)]  # fmt: skip
     more = msgspec.structs.replace(make_task(0, "finished"), starts=times[:-1], ends=times[1:])
-    totals.add(more)
+    totals.add_task(more)
     assert totals.step_counts == expected

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -100,7 +100,7 @@ class DeviceAgent:
         request: TrainRequest = msgspec.structs.replace(header, device=self.number)
         try:
             if request.kind == "hello":
-                return encode_message(self._greet(request))
+                return _encode_reply(self._greet(request))
             reason = self.limits.find_refusal(read_host())
             if reason is not None:
                 return self._decline(request, reason)
@@ -111,7 +111,7 @@ class DeviceAgent:
                     return self._decline(request, reason)
             context = self._select_data(loaded, request)
             if request.kind == "test":
-                return encode_message(_test(context, request, tensors))
+                return _encode_reply(_test(context, request, tensors))
             return self._train(loaded, context, request, tensors, self.clock() - queued)
         except ReportableProblem as problem:  # the server continues without this device
             return self._decline(request, str(problem), kind="failed")
@@ -124,7 +124,7 @@ class DeviceAgent:
         self, request: TrainRequest, reason: str, kind: Literal["declined", "failed"] = "declined"
     ) -> bytes:
         number, nonce = request.device, request.nonce
-        return encode_message(TrainReply(kind, number, request.round, reason, nonce=nonce))
+        return _encode_reply(TrainReply(kind, number, request.round, reason, nonce=nonce))
 
     def _greet(self, request: TrainRequest) -> TrainReply:
         """Report the device's speed and, if it keeps its own, its data; on battery, only these."""
@@ -231,7 +231,7 @@ class DeviceAgent:
             curve=loaded.curve.scale(loaded.slowdown or 1.0).points,
             nonce=request.nonce,
         )
-        raw = encode_message(reply, groups)
+        raw = _encode_reply(reply, groups)
         self.encode_seconds = self.clock() - ended_at
         return raw
 
@@ -268,6 +268,13 @@ class DeviceAgent:
             cpu_share=self.limits.compute_cpu_share(host),
             sleep=self.sleep,
         )
+
+
+def _encode_reply(reply: TrainReply, groups: Mapping[str, Params] | None = None) -> bytes:
+    """Encode a reply, with the state of this machine's battery."""
+    host = read_host()
+    reply = msgspec.structs.replace(reply, charge=host.charge, is_charging=host.is_charging)
+    return encode_message(reply, groups)
 
 
 def _make_task(

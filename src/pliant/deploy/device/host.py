@@ -75,6 +75,7 @@ class HostStatus:
     load: float | None  # runnable processes per core, over a minute
     is_charging: bool | None
     is_hot: bool
+    charge: float | None = None  # of the battery, from 0 to 1
 
 
 def read_host(cgroup: Path = runtime.CGROUP, thermal: Path = THERMAL) -> HostStatus:
@@ -84,6 +85,7 @@ def read_host(cgroup: Path = runtime.CGROUP, thermal: Path = THERMAL) -> HostSta
         os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None,
         None if battery is None else battery.power_plugged,
         is_hot(thermal),
+        None if battery is None else round(battery.percent) / 100,
     )
 
 

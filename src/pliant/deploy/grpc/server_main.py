@@ -20,6 +20,7 @@ from pliant.deploy.grpc.remote_client import RemoteClient
 from pliant.deploy.grpc.server import GrpcServer, GrpcServerSetup
 from pliant.deploy.messages import encode_for_devices, has_own_data
 from pliant.deploy.server.declarations import check_declaration
+from pliant.deploy.server.presence import watch_presence
 from pliant.deploy.server.rounds import POLL_SECONDS, NotEnoughDevices
 from pliant.deploy.settings import MAX_WAIT_ROUNDS, SETTINGS_FILE, ServerSettings, run_process
 from pliant.engine.ledger import RoundRecord
@@ -107,16 +108,20 @@ class SplitServerRun:
             settings = msgspec.structs.replace(settings, select="uniform")
         self.grpc_server.start()
         try:
-            yield from run_split(
-                self._experiment.split_method,
-                self._session,
-                settings,
-                self._make_environment,
-                folder=folder,
-                test_client=self._choose_test(),
-            )
+            with watch_presence(folder, self._find_online_devices):
+                yield from run_split(
+                    self._experiment.split_method,
+                    self._session,
+                    settings,
+                    self._make_environment,
+                    folder=folder,
+                    test_client=self._choose_test(),
+                )
         finally:
             self.grpc_server.close()
+
+    def _find_online_devices(self) -> set[int]:
+        return {n for n, channel in self.channels.items() if channel.process is not None}
 
     def _choose_test(self) -> ClientTest | None:
         """Return how clients test themselves; None if the server has their parts and images."""

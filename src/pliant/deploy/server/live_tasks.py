@@ -169,6 +169,8 @@ class LiveTasks:
             if live is None or live.sent_at is None or message.device in ended:
                 continue  # its task has ended
             reply = check_reply(run, live.request, message, self._now - live.sent_at)
+            if self._devices.presence is not None:
+                self._devices.presence.note_reply(message.device, reply.battery)
             if reply.curve is not None:
                 self._devices.requester.curves[message.device] = reply.curve
             self._arrived.append(reply)

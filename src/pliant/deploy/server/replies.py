@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pliant.deploy.messages import DELTA, EXTRA, TrainReply, decode_message
+from pliant.deploy.server.presence import Battery
 from pliant.deploy.settings import MalformedMessage
 from pliant.deploy.step_times import StepTimeCurve, parse_curve
 from pliant.devices import PerBatch, compute_joules
@@ -103,6 +104,7 @@ class CheckedReply:
     reply: TrainReply | None = None  # if its times and rows are plausible
     curve: StepTimeCurve | None = None
     batch_sizes: tuple[int, ...] = ()  # of the samples that the device had
+    battery: Battery | None = None  # if the device has reported one
 
 
 def find_max_reply_bytes(context: WorkerContext, policy: ValidationPolicy) -> int:
@@ -114,9 +116,12 @@ def find_max_reply_bytes(context: WorkerContext, policy: ValidationPolicy) -> in
 def check_reply(run: Run, request: SentRequest, message: RawReply, arrival: float) -> CheckedReply:
     """Turn a raw reply into an update, or explain why not."""
     device, policy = request.key.device, run.settings.guard
+    battery = None
 
     def end(outcome: str) -> CheckedReply:
-        return CheckedReply(device, arrival, len(message.raw or b""), None, outcome)
+        return CheckedReply(
+            device, arrival, len(message.raw or b""), None, outcome, battery=battery
+        )
 
     def reject(problem: str) -> CheckedReply:
         return end(f"rejected: device {device}: expected {problem[:MAX_REASON_CHARS]}")
@@ -136,6 +141,7 @@ def check_reply(run: Run, request: SentRequest, message: RawReply, arrival: floa
         return reject(f"a reply to round {request.key.round}, got one to round {reply.round}")
     if reply.nonce != request.nonce:
         return reject("the nonce of the request, got another")
+    battery = _read_battery(reply)
     if reply.kind not in ("update", "late"):
         return end(f"{DROPPED}: " + f"{reply.kind}, {reply.reason}"[:MAX_REASON_CHARS])
     max_samples = run.context.data.count_samples(device)
@@ -185,6 +191,13 @@ def _build_update(
         request.manifest.num_samples,
         trained,
     )
+
+
+def _read_battery(reply: TrainReply) -> Battery | None:
+    """Return what a device says of its battery, unless it is impossible."""
+    if reply.charge is None or not 0 <= reply.charge <= 1:
+        return None
+    return Battery(reply.charge, reply.is_charging)
 
 
 def _find_time_problem(reply: TrainReply, arrival: float) -> str | None:

@@ -11,7 +11,7 @@ from pliant.data.declared import DeclaredData
 from pliant.deploy.messages import encode_for_devices
 from pliant.deploy.server.declarations import DeclarationReader
 from pliant.deploy.server.device_tests import score_on_devices
-from pliant.deploy.server.presence import PresenceWriter
+from pliant.deploy.server.presence import LOOK_SECONDS, PresenceWriter
 from pliant.deploy.server.replies import (
     DROPPED,
     LATE,
@@ -170,7 +170,11 @@ class DeviceTransport:
     def collect(self, run: Run) -> RoundResult:
         """Collect replies until all or enough are in, or the deadline passes."""
         rules, window = run.settings.rules, self._window(run)
+        looked_at = self.clock()
         while len(self.replies) < len(self.requests) and self._elapsed < window:
+            if self.clock() - looked_at >= LOOK_SECONDS:
+                self.find_ready_devices(run)  # greets those that join, and notes who is online
+                looked_at = self.clock()
             for message in self.messages.poll_replies():
                 self.receive(run, message)
             updates = [reply for reply in self.replies.values() if reply.update]
@@ -198,7 +202,7 @@ class DeviceTransport:
         reply = check_reply(run, self.requests[message.device], message, self._elapsed)
         self.replies[message.device] = reply
         if self.presence is not None:
-            self.presence.note_reply(message.device)
+            self.presence.note_reply(message.device, reply.battery)
         if reply.curve is not None:
             self.requester.curves[message.device] = reply.curve
 

@@ -21,6 +21,7 @@ from pliant.deploy.server.remote_tasks import RemoteTasks
 from pliant.deploy.server.replies import find_max_reply_bytes
 from pliant.deploy.server.rounds import DeviceTransport, NotEnoughDevices, make_run
 from pliant.deploy.settings import BYTE_LIMIT_FILE, SETTINGS_FILE, ServerSettings
+from pliant.devices import CostRows
 from pliant.engine.async_loop import AsyncDevices
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.round_loop import Transport, run_rounds
@@ -61,7 +62,7 @@ def prepare_run(folder: Path) -> PreparedRun:
 def serve(context: WorkerContext, devices: DeviceTransport, folder: Path) -> Iterator[RoundRecord]:
     """Run the remaining rounds of the run in a folder and yield their records."""
     store, retries = RunStore(folder), devices.settings.retries
-    devices.presence = PresenceWriter(folder)
+    devices.presence = PresenceWriter(folder, shares=_list_shares(context))
     try:
         run = make_run(devices.experiment, context, store, _get_secret_seed(devices, folder))
         is_empty = [r.merged == 0 for r in read_records(folder) if isinstance(r, RoundRecord)]
@@ -79,6 +80,12 @@ def serve(context: WorkerContext, devices: DeviceTransport, folder: Path) -> Ite
     finally:
         store.close()
         devices.presence.note_online(())
+
+
+def _list_shares(context: WorkerContext) -> tuple[float, ...]:
+    """Return the share of the full network's MACs of each row that devices may be given."""
+    rows = getattr(context.budget_policy, "rows", None)
+    return rows.shares if isinstance(rows, CostRows) else ()
 
 
 def _get_secret_seed(devices: DeviceTransport, folder: Path) -> int | None:

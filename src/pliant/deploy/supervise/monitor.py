@@ -13,13 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from pliant.deploy.server.presence import read_presence
-from pliant.deploy.supervise.run_totals import STEP_BUCKETS, RunTotals, TotalsReader
+from pliant.deploy.server.run_totals import STEP_BUCKETS, RunTotals, TotalsReader
 from pliant.deploy.supervise.supervisor import Supervisor
 from pliant.storage import run_dir
 
 STUCK_SECONDS = 60.0  # without a check of the processes
 REQUEST_SECONDS = 5.0  # for a request to arrive
-PRESENCE_SECONDS = 3600.0  # after which a look no longer counts, as the server was killed
 TEXT = "text/plain; charset=utf-8"
 METRICS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -69,7 +68,6 @@ class ServerMonitor:
         folder, running = self._supervisor.folder, self._supervisor.pids
         config = run_dir.read_config(folder)
         presence = read_presence(folder)
-        is_fresh = time.time() - presence.written_at < PRESENCE_SECONDS
         lines = [
             *format_totals(self._totals.read()),
             *_format_gauge("rounds_planned", "Rounds of the run.", config["rounds"]),
@@ -77,7 +75,7 @@ class ServerMonitor:
             *_format_gauge(
                 "devices_online",
                 "Devices that the server has seen lately.",
-                len(presence.online) if is_fresh else 0,
+                len(presence.online) if presence.is_fresh(time.time()) else 0,
             ),
             *_format_metric(
                 "process_up",
