@@ -5,7 +5,9 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 from contextlib import contextmanager
 from itertools import count
@@ -186,3 +188,17 @@ class Page:
 
     def close(self):
         self._browser.call("Target.closeTarget", targetId=self._target)
+
+
+@contextmanager
+def serve(folder, port=0):
+    """Serve a folder and yield the page's address; the server must stop in time."""
+    environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+    command = [sys.executable, "-m", "pliant", "dash", str(folder), "--port", str(port)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT) in (0, 130)
+        process.stdout.close()

@@ -21,9 +21,11 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from pliant.dashboard.auth import AuthMiddleware
+from pliant.dashboard.fleet_view import FleetViews, describe_fleet, is_news
 from pliant.dashboard.run_index import RunIndex
 from pliant.dashboard.run_view import RunView
 from pliant.dashboard.search_view import SearchView
+from pliant.deploy.server.fleet_status import FleetStatus
 
 POLL_SECONDS = 0.5  # between scans of unfinished runs
 FULL_SCAN_EVERY = 8  # every n-th scan walks the whole folder
@@ -36,6 +38,7 @@ class RunWatcher:
 
     def __init__(self, folder: Path, is_stopping: Callable[[], bool] = lambda: False) -> None:
         self.index = RunIndex(folder)
+        self.fleets = FleetViews(folder)
         self.is_stopping = is_stopping
         self.epoch = token_hex(4)  # versions are only valid within one server process
         self._lock = asyncio.Lock()
@@ -153,6 +156,7 @@ async def _stream_events(
     """
     epoch, version, counts = _parse_event_id(watcher, last_event_id, len(names))
     known_counts = dict(zip(names, counts, strict=True))
+    known_fleets: dict[str, FleetStatus] = {}
     yield b"retry: 1000\n\n"
     idle_polls = 0
     while not watcher.is_stopping():
@@ -166,6 +170,12 @@ async def _stream_events(
         for name in names:
             async for kind, message in _iter_updates(watcher, name, known_counts):
                 yield _format_event(kind, message, _format_event_id(watcher, version, known_counts))
+                idle_polls = 0
+            fleet = await _find_fleet_news(watcher, name, known_fleets)
+            if fleet is not None:
+                message = {"run": name} | describe_fleet(fleet)
+                event_id = _format_event_id(watcher, version, known_counts)
+                yield _format_event("fleet", message, event_id)
                 idle_polls = 0
         if idle_polls % 30 == 29:
             yield b": still here\n\n"  # detects a page that is gone
@@ -185,6 +195,24 @@ async def _iter_updates(
     if update["from"] != known_counts[name] or update["from"] < update["known"]:
         known_counts[name] = update["known"]
         yield "front" if isinstance(view, SearchView) else "rounds", {"run": name} | update
+
+
+async def _find_fleet_news(
+    watcher: RunWatcher, name: str, known_fleets: dict[str, FleetStatus]
+) -> FleetStatus | None:
+    """Return the status of a deployment's devices if the page does not know it."""
+    if name not in watcher.index:
+        return None
+    try:
+        while await watcher.run_exclusively(partial(watcher.fleets.read_more, name)):
+            pass
+        fleet = await watcher.run_exclusively(partial(watcher.fleets.read, name))
+    except (LookupError, OSError, ValueError):  # damaged, or being deleted
+        return None
+    if fleet is None or not is_news(fleet, known_fleets.get(name)):
+        return None
+    known_fleets[name] = fleet
+    return fleet
 
 
 def _collect_update(view: RunView | SearchView, known_count: int) -> dict[str, Any]:

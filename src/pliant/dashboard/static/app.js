@@ -1,6 +1,7 @@
 // The page: a list of runs, figures of the selected ones, and updates by server-sent events.
 
 import { draw, percent, short, swatch } from "./chart.js";
+import { followFleets, showFleet } from "./fleet.js";
 import { drawLanes, outcomeKind, pixels } from "./timeline.js";
 
 const $ = (id) => document.getElementById(id);
@@ -173,6 +174,7 @@ function listen() {
   };
   source.addEventListener("runs", (event) => mergeRuns(JSON.parse(event.data)));
   source.addEventListener("rounds", (event) => appendRounds(JSON.parse(event.data)));
+  followFleets(source);
   source.addEventListener("front", (event) => {
     const update = JSON.parse(event.data);
     const view = selected.get(update.run);
@@ -357,6 +359,7 @@ function updateRunChoice() {
 }
 
 function showRun() {
+  showFleet($("run-choice").value);
   updateLanes();
   updateConfig();
 }
