@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -35,9 +37,41 @@ def test_truncated_bytes_are_rejected(tensor, payload):
 
 
 def test_dense_sizes():
-    assert Payload(zeros="sent").dense_size(163_840) == 655_360  # for a batch of 32, as specified
-    assert Payload().dense_size(163_840) == 655_360 + 20_480
-    assert Payload("sent", "int8").dense_size(10) == 14
+    batch = (32, 20, 16, 16)
+    assert Payload(zeros="sent").dense_size(batch) == 655_360  # as specified
+    assert Payload().dense_size(batch) == 655_360 + 20_480
+    assert Payload("sent", "int8").dense_size((10,)) == 14
+    assert Payload("sent", "int8", columns=0.3).dense_size((2, 5, 2)) == 2 + 4 + 2 * 3
+
+
+@st.composite
+def matrices(draw):
+    rows, columns = draw(st.integers(1, 4)), draw(st.integers(1, 20))
+    entries = draw(st.lists(numbers, min_size=rows * columns, max_size=rows * columns))
+    return torch.tensor(entries).reshape(rows, columns)
+
+
+@given(matrices(), payloads, st.floats(0.05, 0.95))
+def test_only_the_features_that_differ_most_between_images_are_sent(matrix, payload, share):
+    chosen = Payload(payload.zeros, payload.dtype, share)
+    body, shape = chosen.encode(matrix), tuple(matrix.shape)
+    is_sent = chosen.read_columns(body, shape)
+    assert int(is_sent.sum()) == math.ceil(share * shape[1] - 1e-9)
+    deviations, mask = matrix.double().numpy().std(axis=0), is_sent.numpy()
+    assert deviations[mask].min() >= deviations[~mask].max(initial=0.0) - 1e-6
+    rest = payload.encode(matrix[:, is_sent])
+    assert body[-(-shape[1] // 8) :] == rest
+    decoded = chosen.decode(body, shape)
+    assert not decoded[:, ~is_sent].any()
+    assert torch.equal(decoded[:, is_sent], payload.decode(rest, (shape[0], int(is_sent.sum()))))
+    if payload.zeros == "sent":
+        assert len(body) == chosen.dense_size(shape)
+
+
+def test_a_message_with_other_numbers_of_features_is_rejected():
+    half, more = Payload("sent", columns=0.5), Payload("sent", columns=0.75)
+    with pytest.raises(ValueError, match="2 of 4 features, got 3"):
+        half.decode(more.encode(torch.eye(4)), (4, 4))
 
 
 def test_an_int8_tensor_starts_with_its_scale():

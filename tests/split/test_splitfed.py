@@ -14,7 +14,7 @@ from pliant.devices import Fleet
 from pliant.engine.run_store import load_run_state
 from pliant.engine.split_loop import SplitState
 from pliant.params import select_subtree
-from pliant.split import AuxSplit, SplitFed, VanillaSplit
+from pliant.split import AuxSplit, Payload, SplitFed, VanillaSplit
 from pliant.split.exchange import SplitRound
 from pliant.split.payload import decode_labels
 from pliant.split.session import Session
@@ -111,3 +111,31 @@ def test_splitfed_with_one_client_is_split_learning(version):
 def test_all_methods_visit_as_many_images(method):
     """Three mini-batches of each client: 24, 8 + 8 + 1 and three times 8 images."""
     assert [record.samples for record in run(method, rounds=2)] == [65, 65]
+
+
+def test_gradients_come_back_for_the_features_that_were_sent_only():
+    payload, messages = Payload(columns=0.25), []
+
+    def record_messages(client):
+        honest_forward, honest_backward = client.forward, client.backward
+
+        def forward():
+            messages.append([honest_forward()])
+            return messages[-1][0]
+
+        def backward(gradient):
+            messages[-1].append(gradient)
+            honest_backward(gradient)
+
+        client.forward, client.backward = forward, backward
+        return client
+
+    method = SplitFed(local=LOCAL, payload=payload)
+    _, costs = train(method, make_client=record_messages)
+    for message, gradient in messages:
+        sent = payload.read_columns(message.body, message.shape)
+        assert int(sent.sum()) == 4 * 8 * 8 // 4
+        assert torch.equal(payload.read_columns(gradient, message.shape), sent)
+    part = 4 * (4 * 25 + 4)  # up and down
+    assert sum(cost.up for cost in costs) == 3 * part + sum(m.size for m, _ in messages)
+    assert sum(cost.down for cost in costs) == 3 * part + sum(len(g) for _, g in messages)

@@ -181,7 +181,7 @@ class SplitRound:
         costs = self._charged.costs[client]
         shape = (batch.samples, *session.activation_shape)
         label_size = batch.samples * np.dtype(get_label_dtype(classes)).itemsize
-        dense_size = payload.dense_size(prod(shape)) + label_size
+        dense_size = payload.dense_size(shape) + label_size
         size = message.size if isinstance(message, Message) else dense_size
         costs.up += size
         costs.uplinks += 1
@@ -263,12 +263,15 @@ class SplitRound:
     def _reply(self, received: ReceivedBatch, gradient: Tensor | None) -> bytes:
         """Send a client the gradient of its activations, which a dry run does not have."""
         client, payload = received.batch.client, self.session.payload
-        entries = received.batch.samples * prod(self.session.activation_shape)
-        raw = bytes(payload.dense_size(entries)) if gradient is None else payload.encode(gradient)
+        shape = (received.batch.samples, *self.session.activation_shape)
+        raw, message = bytes(payload.dense_size(shape)), received.message
+        if gradient is not None and isinstance(message, Message):
+            # of features that did not arrive, the client needs no gradient
+            raw = payload.encode(gradient, payload.read_columns(message.body, shape))
         costs = self._charged.costs[client]
         costs.down += len(raw)
         costs.tensors += 1
-        costs.dense += 4 * entries
+        costs.dense += 4 * prod(shape)
         costs.nonzero += received.nonzero  # the authors of AdaSplit charge as much down as up
         self._charged.download(client, len(raw))
         return raw

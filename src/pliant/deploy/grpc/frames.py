@@ -4,7 +4,6 @@ The server numbers its requests, and every request gets exactly one reply. Numbe
 each *epoch*, which starts when the server lets a device restore a part that it has kept.
 """
 
-import math
 from typing import Any, Literal
 
 import numpy as np
@@ -84,8 +83,8 @@ DeviceHeader = Ready | SplitReply
 
 def find_max_message_bytes(session: Session, *, to_device: bool) -> int:
     """Return the size that no valid frame of a session exceeds; tests need the server's part."""
-    activations = session.local.batch * math.prod(session.activation_shape)
-    sizes = [session.device_bytes, session.payload.dense_size(activations)]
+    shape = (session.local.batch, *session.activation_shape)
+    sizes = [session.device_bytes, session.payload.dense_size(shape)]
     if to_device:
         sizes.append(nbytes(get_params(session.split_network.server)))
     return 2 * max(sizes) + MESSAGE_OVERHEAD
