@@ -18,7 +18,7 @@ METHODS = {
     "untrained": AdaSplit(local=LOCAL, kappa=0.5, objective="none"),
     "auxiliary": AuxSplit(local=LOCAL, every=5),
     "aligned": AuxSplit(local=LOCAL, align=1, align_steps=2, federate=False),
-    "one-shot": OneShotSplit(local=LOCAL, local_share=0.5),
+    "one-shot": OneShotSplit(local=LOCAL, local_share=0.5, elastic=True),
 }
 
 

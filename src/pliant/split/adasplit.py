@@ -9,14 +9,13 @@ client's score by the cost of its update.
 from functools import partial
 from typing import Annotated, Literal
 
-import numpy as np
 import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
-from pliant.devices import CostRows
-from pliant.nn.pareto_table import ParetoTable, resolve_table
+from pliant.nn.pareto_table import ParetoTable
 from pliant.rng import rng_stream
+from pliant.split.affordable import choose_affordable_rates
 from pliant.split.bandit import Bandit, select_top_clients
 from pliant.split.base import SplitTraining
 from pliant.split.client_module import make_projection_head, nt_xent
@@ -186,9 +185,7 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
             return None
         rates: tuple[float, ...] = ()
         if self.elastic:
-            table = resolve_table(self.table, split_round.session.device_net, "bernoulli")
-            share = np.array([split_round.environment.affordable_share(client)])
-            rates = table.rates[int(CostRows(table.shares).find_rows(share)[0])]
+            rates = choose_affordable_rates(split_round, client, self.table)
         return split_round.start_batch(
             client,
             step,

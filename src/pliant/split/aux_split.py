@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from pliant.nn.pareto_table import ParetoTable
 from pliant.params import Params, clone, flatten, group_subtrees
+from pliant.split.affordable import choose_affordable_rates
 from pliant.split.base import SplitTraining
 from pliant.split.client_module import compute_auxiliary_loss, make_classifier
 from pliant.split.exchange import SplitRound
@@ -56,6 +58,8 @@ class AuxSplit(Value, frozen=True, tag="auxsplit"):
     server: Literal["shared", "copies", "masks"] = "shared"
     penalty: NonNegative = 1e-4  # on the sum of a mask's gates
     joined: bool = False  # the server trains once on all clients' mini-batches together
+    elastic: bool = False  # clients drop filters to fit their speed
+    table: ParetoTable | None = None  # of the client's part with its head; None: equal rates
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
@@ -96,10 +100,14 @@ class AuxSplit(Value, frozen=True, tag="auxsplit"):
         lr = self.local.lr_at(number)
         for step in range(session.iterations):
             is_sent = step % self.every == 0
-            batches = [
-                split_round.start_batch(client, step, lr, needs_activation=is_sent)
-                for client in split_round.environment.available_clients()
-            ]
+            batches = []
+            for client in split_round.environment.available_clients():
+                rates: tuple[float, ...] = ()
+                if self.elastic:
+                    rates = choose_affordable_rates(split_round, client, self.table)
+                batches.append(
+                    split_round.start_batch(client, step, lr, rates=rates, needs_activation=is_sent)
+                )
             split_round.finish_batches(batches, joined=self.joined, needs_gradient=False)
         is_aligned = self.align > 0 and number % self.align == 0
         change = partial(self._align, session) if is_aligned else None

@@ -10,7 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from pliant.nn.pareto_table import ParetoTable
 from pliant.rng import rng_stream
+from pliant.split.affordable import choose_affordable_rates
 from pliant.split.base import SplitTraining
 from pliant.split.client_module import compute_auxiliary_loss, make_classifier
 from pliant.split.exchange import SplitRound
@@ -40,6 +42,8 @@ class OneShotSplit(Value, frozen=True, tag="oneshot"):
     federate: bool = True  # average the clients' parts after every local round
     passes: Count = 4  # of the server over all activations in each of its rounds
     send_once: Count = 10**9  # bytes of activations that the server may keep
+    elastic: bool = False  # in the local phase, clients drop filters to fit their speed
+    table: ParetoTable | None = None  # of the client's part with its head; None: equal rates
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
@@ -96,10 +100,14 @@ class OneShotSplit(Value, frozen=True, tag="oneshot"):
 
     def _train_clients(self, split_round: SplitRound, lr: float) -> None:
         for step in range(split_round.session.iterations):
-            batches = [
-                split_round.start_batch(client, step, lr, needs_activation=False)
-                for client in split_round.environment.available_clients()
-            ]
+            batches = []
+            for client in split_round.environment.available_clients():
+                rates: tuple[float, ...] = ()
+                if self.elastic:
+                    rates = choose_affordable_rates(split_round, client, self.table)
+                batches.append(
+                    split_round.start_batch(client, step, lr, rates=rates, needs_activation=False)
+                )
             split_round.finish_batches(batches, joined=False, needs_gradient=False)
         if self.federate:
             split_round.average_parts()
