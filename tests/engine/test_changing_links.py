@@ -168,7 +168,7 @@ def test_split_learning_sends_over_changing_links():
     environment.download(0, 10)
     assert environment.now[0] == 51.0
     assert environment.slowdown(1, 10.0, 10) == 1.0
-    environment.transfer([0], [1], 10)  # up from 51 to 53 s
+    environment.transfer([0], [1], {0: 10, 1: 10})  # up from 51 to 53 s
     assert environment.now[1] == 54.0
 
 

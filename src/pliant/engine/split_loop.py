@@ -29,7 +29,7 @@ from pliant.split.base import ChargedEnvironment
 from pliant.split.control import count_test_bytes
 from pliant.split.deferred import DeferredWork
 from pliant.split.exchange import SplitRound
-from pliant.split.session import ClientFactory, Session, SplitSetup
+from pliant.split.session import CUTS_STATE, ClientFactory, Session, SplitSetup
 from pliant.workers.pool import AnyWorkers, InlineWorkers, use_one_thread
 
 T = TypeVar("T")
@@ -220,7 +220,6 @@ def _train_round(
     clients: list[int],
 ) -> list[TaskRecord]:
     """Train one round; undo what the server has learnt from rejected clients."""
-    start = clone(session.server.state_dict()), dict(session.method_state)
     split_round = SplitRound(
         session,
         environment,
@@ -229,6 +228,10 @@ def _train_round(
         max_abs=settings.guard.largest,
         clients=clients,
     )
+    if len(session.sides) > 1:
+        assert isinstance(environment, VirtualEnvironment)  # others are refused
+        split_round.slide_cuts(environment.estimate_seconds)
+    start = clone(session.server.state_dict()), dict(session.method_state)
     method.train(split_round)
     records = environment.build_records(number)
     rejected = [r.device for r in records if r.outcome.startswith(REJECTED)]
@@ -385,8 +388,10 @@ def _make_run_state(
 
 
 def _restore(session: Session, run_state: RunState) -> None:
-    session.server.load_state_dict(run_state.server_state.params)
     session.method_state.update(run_state.server_state.method_state)
+    for number, cut in session.method_state.get(CUTS_STATE, {}).items():
+        session.move_cut(int(number), int(cut))
+    session.server.load_state_dict(run_state.server_state.params)
     if isinstance(session.data, DeclaredData):
         session.data.declarations.update(run_state.declarations)
     for client, state in run_state.device_states.items():

@@ -1,6 +1,6 @@
 """Split rounds in virtual time: clocks of devices, links and the server, and clients' costs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf, isfinite
 
@@ -110,6 +110,14 @@ class VirtualEnvironment:
         upload_seconds = float(self.device_costs.latency[client]) + upload_bytes / rate
         return (macs / speed + upload_seconds) / (macs / full_speed + upload_seconds)
 
+    def estimate_seconds(self, client: int, macs: float, up: int, down: int) -> float:
+        """Return the time that work and transfers take a client at its current rates."""
+        speed = self._get_speed(client)
+        rates = [float(self._links[link].rate(self.now)[client]) for link in ("up", "down")]
+        if not speed or not all(rates):
+            return inf
+        return macs / speed + up / rates[0] + down / rates[1]
+
     def compute(self, client: int, macs: float, samples: int) -> bool:
         costs, start = self.costs[client], float(self.now[client])
         end = self._compute_finish(client, macs)
@@ -143,13 +151,15 @@ class VirtualEnvironment:
         start = float(self.server_done[client])
         self._wait(client, self._finish_download(client, start, size), idle_until=start)
 
-    def transfer(self, senders: Sequence[int], receivers: Sequence[int], size: int) -> None:
+    def transfer(
+        self, senders: Sequence[int], receivers: Sequence[int], sizes: Mapping[int, int]
+    ) -> None:
         self.participants.update(senders)  # one that only passes its part on pays for it too
         for client in senders:
-            self.upload(client, size)
+            self.upload(client, sizes[client])
         last_arrival = max(float(self.arrival[client]) for client in senders)
         for client in receivers:
-            end = self._finish_download(client, last_arrival, size)
+            end = self._finish_download(client, last_arrival, sizes[client])
             self._wait(client, end, idle_until=last_arrival)
 
     def barrier(self) -> None:

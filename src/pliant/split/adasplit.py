@@ -7,7 +7,7 @@ client's score by the cost of its update.
 """
 
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from msgspec import Meta
@@ -35,6 +35,8 @@ class AdaSplit(Value, frozen=True, tag="adasplit"):
     >>> pl.AdaSplit(kappa=0.75, eta=0.4).select
     'ucb'
     """
+
+    slide: ClassVar[tuple[str, ...]] = ()
 
     cut: str = "stage1"  # the last layer of the client's part (mu)
     local: SplitTraining = SplitTraining()

@@ -44,6 +44,7 @@ class AuxSplit(Value, frozen=True, tag="auxsplit"):
     5
     """
 
+    slide: ClassVar[tuple[str, ...]] = ()
     threshold: ClassVar[float] = 0.0
 
     cut: str = "stage1"  # the last layer of the client's part

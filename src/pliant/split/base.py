@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -113,5 +113,7 @@ class ChargedEnvironment(SplitEnvironment, Protocol):
     def download(self, client: int, size: int) -> None:
         """Send a reply to a client's message; the client waits for it."""
 
-    def transfer(self, senders: Sequence[int], receivers: Sequence[int], size: int) -> None:
+    def transfer(
+        self, senders: Sequence[int], receivers: Sequence[int], sizes: Mapping[int, int]
+    ) -> None:
         """Send parts by way of the server; every receiver waits for the last sender."""

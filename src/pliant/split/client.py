@@ -72,7 +72,7 @@ class LocalClient(TrainablePart):
     def __init__(
         self, number: int, session: "Session", params: Params, local_loss: LocalLoss | None
     ) -> None:
-        super().__init__(session.device_net, params, session.local.optimiser)
+        super().__init__(session.get_sides(number).device_net, params, session.local.optimiser)
         if not session.trains_head:
             self.trained_names = [n for n in self.trained_names if not n.startswith("head.")]
             self.reset_optimiser()

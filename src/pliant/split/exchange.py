@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pliant.params import Params, compute_trimmed_mean, is_finite, normalise_weights, weighted_sum
+from pliant.params import Params, is_finite
+from pliant.split.averaging import average_params
 from pliant.split.base import ChargedEnvironment, SplitEnvironment
 from pliant.split.client import DRY_MESSAGE, BatchRequest, sample_subnet
 from pliant.split.message_log import MessageLog
@@ -76,8 +77,9 @@ class SplitRound:
         session = self.session
         samples = session.batch_size(client, step)
         request = BatchRequest(self.number, step, lr, rates, needs_activation)
-        subnet = sample_subnet(session.device_net, request, session.seed, client)
-        forward, training = session.count_device_macs(subnet)
+        sides = session.get_sides(client)
+        subnet = sample_subnet(sides.device_net, request, session.seed, client)
+        forward, training = sides.count_device_macs(subnet)
         if not self._charged.compute(client, samples * forward, samples):
             return None
         session.clients[client].request_batch(request)
@@ -179,7 +181,7 @@ class SplitRound:
         session, client = self.session, batch.client
         payload, classes = session.payload, session.data.train.classes
         costs = self._charged.costs[client]
-        shape = (batch.samples, *session.activation_shape)
+        shape = (batch.samples, *session.get_sides(client).activation_shape)
         label_size = batch.samples * np.dtype(get_label_dtype(classes)).itemsize
         dense_size = payload.dense_size(shape) + label_size
         size = message.size if isinstance(message, Message) else dense_size
@@ -223,12 +225,13 @@ class SplitRound:
             self._log.append(lr, {c: m for c, m in messages.items() if isinstance(m, Message)})
         for client in decoded:
             self._charged.costs[client].losses.append(results[client][0])
-        macs = 3 * session.server_macs if needs_gradient else session.server_training_macs
-        batches = [r.batch for r in received]
-        for batch in batches:
-            self._charged.costs[batch.client].server += batch.samples * session.server_macs
-        samples = sum(batch.samples for batch in batches)
-        self._charged.serve([batch.client for batch in batches], samples * macs)
+        macs = 0.0
+        for batch in (r.batch for r in received):
+            sides = session.get_sides(batch.client)
+            self._charged.costs[batch.client].server += batch.samples * sides.server_macs
+            training = 3 * sides.server_macs if needs_gradient else sides.server_training_macs
+            macs += batch.samples * training
+        self._charged.serve([r.batch.client for r in received], macs)
         return results
 
     def retrain_server(self, start: Mapping[str, Tensor], refused: Collection[int]) -> None:
@@ -263,7 +266,7 @@ class SplitRound:
     def _reply(self, received: ReceivedBatch, gradient: Tensor | None) -> bytes:
         """Send a client the gradient of its activations, which a dry run does not have."""
         client, payload = received.batch.client, self.session.payload
-        shape = (received.batch.samples, *self.session.activation_shape)
+        shape = (received.batch.samples, *self.session.get_sides(client).activation_shape)
         raw, message = bytes(payload.dense_size(shape)), received.message
         if gradient is not None and isinstance(message, Message):
             # of features that did not arrive, the client needs no gradient
@@ -338,44 +341,58 @@ class SplitRound:
             mean = average_params(self.session, copies, trim) if copies else server.common.params
             server.load_params(mean)
 
+    def average_networks(self, *, trim: float = 0.0) -> None:
+        """Average both parts of clients whose cuts differ; send each client its part of the mean.
+
+        Without a part that can enter, the server's copies are forgotten.
+        """
+        session, server = self.session, self.session.server
+        assert isinstance(server, ServerCopies)
+        parts, mean = self._collect_parts(), server.common.params
+        if parts:
+            self._charge_transfer(list(parts), self.environment.available_clients())
+            networks = {
+                client: session.assemble_params(client, server.get_copy(client).params)
+                for client in parts
+            }
+            mean = average_params(session, networks, trim)
+            for client, part in session.clients.items():
+                names = session.get_sides(client).device_names
+                part.load_params({name: mean[name.removeprefix("device.")] for name in names})
+        server.load_params(mean)
+
+    def slide_cuts(self, estimate_seconds: Callable[[int, float, int, int], float]) -> None:
+        """Move the cut of each client to where a round takes it least time at its current speed."""
+        session, sides, steps = self.session, self.session.sides, self.session.iterations
+        batch = session.local.batch
+        for client in self.clients:
+            seconds = []
+            for side in sides:
+                message = session.payload.dense_size((batch, *side.activation_shape))
+                size = steps * message + side.device_bytes  # as much down as up
+                macs = steps * batch * side.device_training_macs
+                seconds.append(estimate_seconds(client, macs, size, size))
+            cut = seconds.index(min(seconds))
+            if sides[cut] is not session.get_sides(client):
+                size, costs = session.move_cut(client, cut), self._charged.costs[client]
+                costs.down += size
+                self._charge_requests([client])
+                self._charged.download(client, size)
+
     def _charge_transfer(self, senders: list[int], receivers: list[int]) -> None:
-        size, costs = self.session.device_bytes, self._charged.costs
+        costs, sides = self._charged.costs, self.session.get_sides
+        sizes = {client: sides(client).device_bytes for client in (*senders, *receivers)}
         for client in senders:
-            costs[client].up += size
-            costs[client].relayed += size
+            costs[client].up += sizes[client]
+            costs[client].relayed += sizes[client]
         for client in receivers:
-            costs[client].down += size
+            costs[client].down += sizes[client]
         self._charge_requests([*senders, *receivers])
-        self._charged.transfer(senders, receivers, size)
+        self._charged.transfer(senders, receivers, sizes)
 
     def _charge_requests(self, clients: list[int]) -> None:
         """Count a request with a whole part for each of these clients."""
         for client in clients:
             self._charged.costs[client].requests += 1
-            self._charged.costs[client].tensors += self.session.device_tensors
-
-
-def average_params(session: Session, params: Mapping[int, Params], trim: float = 0.0) -> Params:
-    """Average the parameters of clients, weighted by their numbers of samples.
-
-    With `trim`, average each coordinate without weights, after leaving out this share at both ends;
-    one half gives the median.
-    """
-    if trim:
-        return _trim_params(list(params.values()), trim)
-    sizes = [float(session.data.count_samples(client)) for client in params]
-    mean = weighted_sum(zip(normalise_weights(sizes), params.values(), strict=True))
-    first = next(iter(params.values()))
-    return {
-        name: (mean[name] if tensor.is_floating_point() else mean[name].round()).to(tensor.dtype)
-        for name, tensor in first.items()
-    }
-
-
-def _trim_params(params: list[Params], trim: float) -> Params:
-    merged = {}
-    for name, tensor in params[0].items():
-        values = torch.stack([part[name].to(torch.float64) for part in params])
-        mean = compute_trimmed_mean(values, torch.ones_like(values, dtype=torch.bool), trim)
-        merged[name] = (mean if tensor.is_floating_point() else mean.round()).to(tensor.dtype)
-    return merged
+            tensors = len(self.session.get_sides(client).device_names)
+            self._charged.costs[client].tensors += tensors

@@ -32,6 +32,7 @@ class OneShotSplit(Value, frozen=True, tag="oneshot"):
     'int8'
     """
 
+    slide: ClassVar[tuple[str, ...]] = ()
     threshold: ClassVar[float] = 0.0
 
     cut: str = "stage1"  # the last layer of the client's part

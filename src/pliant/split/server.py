@@ -3,7 +3,7 @@
 Chopra et al., AdaSplit, 2021: the effective weights of client i are ``W · sigmoid(m_i)``.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pliant.params import Params, clone, flatten, group_subtrees
+from pliant.nn.elastic import Elastic
+from pliant.params import Params, clone, flatten, get_params, group_subtrees
 from pliant.rng import rng_stream
 from pliant.split.part import TrainablePart
 
@@ -89,14 +90,22 @@ class ServerCopies:
     A client is evaluated with the common part or, if copies are personal, with its own.
     """
 
-    def __init__(self, common: SharedServer, *, is_personal: bool = False) -> None:
+    def __init__(
+        self,
+        common: SharedServer,
+        *,
+        is_personal: bool = False,
+        get_net: Callable[[int], Elastic] | None = None,  # of a client, if cuts differ
+    ) -> None:
         self.common, self.is_personal = common, is_personal  # common: what all copies start from
+        self._get_net = get_net or (lambda client: common.net)
         self.copies: dict[int, SharedServer] = {}
 
     def get_copy(self, client: int) -> SharedServer:
         if client not in self.copies:
-            common = self.common
-            self.copies[client] = SharedServer(common.net, common.params, common.optimiser)
+            common, net = self.common, self._get_net(client)
+            params = {name: common.params[name] for name in get_params(net.module)}
+            self.copies[client] = SharedServer(net, params, common.optimiser)
         return self.copies[client]
 
     def step(
@@ -117,7 +126,7 @@ class ServerCopies:
     def load_params(self, params: Mapping[str, Tensor]) -> None:
         """Replace the parameters of all copies; keep their optimisers' states."""
         for part in (self.common, *self.copies.values()):
-            part.load_params(params)
+            part.load_params({name: params[name] for name in part.params})
 
     def effective_params(self, client: int, threshold: float = 0.0) -> Params:
         part = self.copies.get(client, self.common) if self.is_personal else self.common

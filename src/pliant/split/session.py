@@ -11,17 +11,16 @@ from torch import Tensor, nn
 from pliant.data import Batches, FederatedData, make_batches
 from pliant.devices import Fleet
 from pliant.devices.vector_rng import FloatArray
-from pliant.nn.cut import split_network
-from pliant.nn.elastic import elastic
-from pliant.nn.subnet import Subnet
-from pliant.params import Params, get_params, nbytes
+from pliant.params import Params, get_params
 from pliant.split.base import SplitTraining
 from pliant.split.client import DryClient, LabelledBatch, LocalClient, LocalLoss, SplitClient
-from pliant.split.client_module import ClientModule, reinitialise
+from pliant.split.client_module import reinitialise
+from pliant.split.cut_sides import CutSides
 from pliant.split.kept import KeptActivations, check_repeatable
 from pliant.split.payload import Payload
-from pliant.split.server import ServerPart, SharedServer
+from pliant.split.server import ServerCopies, ServerPart, SharedServer
 
+CUTS_STATE = "cuts"  # in the method's state: the cuts of clients whose cut has moved
 ClientFactory = Callable[[LocalClient], SplitClient]
 
 
@@ -30,6 +29,10 @@ class SplitSetup(Protocol):
 
     @property
     def cut(self) -> str: ...
+
+    @property
+    def slide(self) -> tuple[str, ...]:
+        """Return further cuts, among which that of each client moves."""
 
     @property
     def local(self) -> SplitTraining: ...
@@ -70,31 +73,20 @@ class Session:
     ) -> None:
         if fleet.size < len(data):
             raise ValueError(f"Expected a fleet of at least {len(data)} clients, got {fleet.size}")
-        example = data.make_example()
         self.net, self.data, self.fleet = net, data, fleet
         self.seed, self.is_dry = seed, is_dry
         self.local, self.payload = method.local, method.payload
         self.shares_parts = method.shares_parts
         self._make_client, self._only_client = make_client, only_client
-        self.split_network = split_network(net, example, method.cut)
-        shapes = self.split_network.cut_point.shapes
-        if len(shapes) != 1:
-            raise ValueError(
-                f"Expected a cut with one activation, got {len(shapes)} after {method.cut!r} "
-                "(list all cuts with `pliant inspect --cuts`)"
-            )
-        self.activation_shape = shapes[0]
-        with torch.random.fork_rng(devices=[]):  # new modules draw random weights
-            torch.manual_seed(0)
-            head = method.make_head(self.activation_shape, data.train.classes)
-        self.template = ClientModule(self.split_network.device, reinitialise(head, seed, "head"))
-        activation = torch.zeros(1, *self.activation_shape)
-        self.device_net = elastic(self.template, example, check=check)
-        self.server_net = elastic(self.split_network.server, activation, check=check)
-        self.device_macs = self.device_net.macs(self.device_net.full)
-        self.device_training_macs = self.device_net.macs(self.device_net.full, training=True)
-        self.server_macs = self.server_net.macs(self.server_net.full)
-        self.server_training_macs = self.server_net.macs(self.server_net.full, training=True)
+        self.sides = self._make_sides(method, check=check)
+        first = self.sides[0]
+        self.split_network, self.template = first.split_network, first.template
+        self.activation_shape = first.activation_shape
+        self.device_net, self.server_net = first.device_net, first.server_net
+        self.device_macs, self.server_macs = first.device_macs, first.server_macs
+        self.device_training_macs = first.device_training_macs
+        self.server_training_macs = first.server_training_macs
+        self.device_bytes = first.device_bytes
         self.clients: dict[int, SplitClient] = {}
         self.method_state: dict[str, Params] = {}  # kept between rounds
         self._client_classes: dict[int, frozenset[int]] = {}
@@ -161,6 +153,52 @@ class Session:
             self._client_classes[client] = frozenset(classes)
         return self._client_classes[client]
 
+    def _make_sides(self, method: SplitSetup, *, check: bool) -> list[CutSides]:
+        """Cut the network at each of the method's cuts."""
+        example, classes = self.data.make_example(), self.data.train.classes
+        sides = [
+            CutSides(
+                self.net,
+                example,
+                cut,
+                lambda shape: method.make_head(shape, classes),
+                self.seed,
+                check=check,
+            )
+            for cut in (method.cut, *method.slide)
+        ]
+        for number, cut in enumerate(method.slide, start=1):
+            if not set(sides[0].device_names) < set(sides[number].device_names):
+                raise ValueError(
+                    f"Expected cuts with more layers on the device than {method.cut!r} in `slide`, "
+                    f"got {cut!r}"
+                )
+        return sides
+
+    def get_sides(self, client: int) -> CutSides:
+        """Return the sides of a client's current cut."""
+        return self.sides[self._get_cut(client)]
+
+    def _get_cut(self, client: int) -> int:
+        state = self.method_state.get(CUTS_STATE, {})
+        return int(state[str(client)]) if str(client) in state else 0
+
+    def move_cut(self, client: int, cut: int) -> int:
+        """Cut a client's network elsewhere; return the bytes of layers that are new to it.
+
+        Both sides start with new optimisers, so that none has to be sent.
+        """
+        old_bytes, server = self.get_sides(client).device_bytes, self.server
+        assert isinstance(server, ServerCopies)
+        params = self.assemble_params(client, server.effective_params(client))
+        state = {**self.method_state.get(CUTS_STATE, {}), str(client): torch.tensor(cut)}
+        self.method_state = {**self.method_state, CUTS_STATE: state}
+        names = self.get_sides(client).device_names
+        part = {name: params[name.removeprefix("device.")] for name in names}
+        self.clients[client] = self._build_client(client, part)
+        server.copies.pop(client, None)
+        return max(0, self.get_sides(client).device_bytes - old_bytes)
+
     def make_clients(
         self,
         make_module: Callable[[int], nn.Module],
@@ -170,10 +208,14 @@ class Session:
     ) -> None:
         """Make the clients with their parts and, if the method has one, their local loss."""
         self.has_local_loss, self.trains_head = local_loss is not None, trains_head
-        client_class = DryClient if self.is_dry else LocalClient
+        self._local_loss = local_loss
         for number in range(len(self.data)) if self._only_client is None else [self._only_client]:
-            client = client_class(number, self, get_params(make_module(number)), local_loss)
-            self.clients[number] = self._make_client(client) if self._make_client else client
+            self.clients[number] = self._build_client(number, get_params(make_module(number)))
+
+    def _build_client(self, number: int, params: Params) -> SplitClient:
+        client_class = DryClient if self.is_dry else LocalClient
+        client = client_class(number, self, params, self._local_loss)
+        return self._make_client(client) if self._make_client else client
 
     def keep_activations(self, limit: int) -> None:
         """Let the server keep what clients send, up to a number of bytes."""
@@ -190,12 +232,6 @@ class Session:
         """Make a client's module with its own random weights."""
         return reinitialise(self.template, self.seed, "client", client)
 
-    def count_device_macs(self, subnet: Subnet) -> tuple[float, float]:
-        """Return a client's MACs per sample: of the forward pass, and of both passes."""
-        if subnet is self.device_net.full:
-            return self.device_macs, self.device_training_macs
-        return self.device_net.macs(subnet), self.device_net.macs(subnet, training=True)
-
     def assemble_params(self, client: int, server_params: Params) -> Params:
         """Return a client's full network: its own part and the server's."""
         device_params = {
@@ -204,13 +240,3 @@ class Session:
             if name.startswith("device.")
         }
         return {**get_params(self.net), **device_params, **server_params}
-
-    @cached_property
-    def device_bytes(self) -> int:
-        """Return the size of a client's part with its head."""
-        return nbytes(get_params(self.template))
-
-    @cached_property
-    def device_tensors(self) -> int:
-        """Return the number of tensors of a client's part."""
-        return len(get_params(self.template))

@@ -2,7 +2,8 @@
 
 Thapa et al., "SplitFed: When federated learning meets split learning", AAAI 2022. Version 1 has one
 copy of the server's part per client and averages these too. Version 2 has a single one, which all
-clients train one mini-batch at a time in random order.
+clients train one mini-batch at a time in random order. In version 1 the cut can slide with the
+speed of a device, as in S2FL, arXiv 2311.13163.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -33,6 +34,7 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
     shares_parts: ClassVar[bool] = True
 
     cut: str = "stage1"  # the last layer of the client's part
+    slide: tuple[str, ...] = ()  # further cuts: each round, a client takes its fastest
     local: SplitTraining = SplitTraining()
     version: Literal[1, 2] = 1
     payload: Payload = Payload()
@@ -43,6 +45,11 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
         Value.__post_init__(self)
         if self.joined and self.version == 1:
             raise ValueError("Expected version = 2 with `joined`, got one server copy per client")
+        if self.slide and self.version == 2:
+            raise ValueError(
+                "Expected version = 1 with `slide`, got 2: clients with different cuts cannot "
+                "train one server's part"
+            )
 
     def make_head(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return nn.Identity()
@@ -50,7 +57,9 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
     def set_up(self, session: Session) -> ServerPart:
         session.make_clients(lambda _: session.template)
         server = session.make_server()
-        return ServerCopies(server) if self.version == 1 else server
+        if self.version == 2:
+            return server
+        return ServerCopies(server, get_net=lambda client: session.get_sides(client).server_net)
 
     def train(self, split_round: SplitRound) -> None:
         session, number = split_round.session, split_round.number
@@ -65,4 +74,7 @@ class SplitFed(Value, frozen=True, tag="splitfed"):
                 split_round.start_batch(client, step, lr) for client in order if client in available
             ]
             split_round.finish_batches(batches, joined=self.joined)
-        split_round.average_copies(split_round.average_parts(trim=self.trim), self.trim)
+        if self.slide:
+            split_round.average_networks(trim=self.trim)
+        else:
+            split_round.average_copies(split_round.average_parts(trim=self.trim), self.trim)

@@ -30,6 +30,7 @@ class VanillaSplit(Value, frozen=True, tag="split"):
     True
     """
 
+    slide: ClassVar[tuple[str, ...]] = ()
     threshold: ClassVar[float] = 0.0
     shares_parts: ClassVar[bool] = True
 

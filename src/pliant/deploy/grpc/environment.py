@@ -1,7 +1,7 @@
 """The environment of a split round on real devices: wall clock and measured times."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -87,7 +87,9 @@ class WallClockEnvironment:
 
     def download(self, client: int, size: int) -> None: ...
 
-    def transfer(self, senders: Sequence[int], receivers: Sequence[int], size: int) -> None:
+    def transfer(
+        self, senders: Sequence[int], receivers: Sequence[int], sizes: Mapping[int, int]
+    ) -> None:
         self._participants.update(senders)  # one that only passes its part on pays for it too
 
     def barrier(self) -> None: ...

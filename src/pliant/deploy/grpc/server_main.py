@@ -54,6 +54,11 @@ class SplitServerRun:
         self._experiment, self._settings = experiment, settings
         if settings.pace == "simulated":
             check_simulated_deadline(experiment.rules)
+        if experiment.split_method.slide:
+            raise ValueError(
+                "Expected no `slide` on real devices: a device keeps one part for the whole run, "
+                f"got {', '.join(experiment.split_method.slide)}"
+            )
         self._config = encode_for_devices(experiment, settings.pace)
         self.channels: dict[int, DeviceChannel] = {}
         self.clients: dict[int, RemoteClient] = {}
