@@ -17,7 +17,7 @@ from pliant.engine.run_store import read_records
 from pliant.engine.simulate import simulate
 from pliant.methods import FedAvg, FedDf, HeteroFl, Scaffold
 from pliant.methods.base import Update
-from pliant.methods.feddf import _make_distillation_loss
+from pliant.methods.feddf import _make_distillation_loss, _make_teacher
 from pliant.methods.verbs import HasBudgetPolicy, SendsSubnets
 from pliant.nn.elastic import elastic
 from pliant.params import get_params
@@ -85,6 +85,20 @@ def test_the_student_learns_what_the_teachers_say():
 
     result = distil(FedDf(steps=200, lr=0.01), net, params, updates)
     assert compute_divergence(result) < 0.05 * compute_divergence(params)
+
+
+def test_a_narrow_device_teaches_what_its_own_network_computes():
+    net = elastic(make_cnn(), torch.zeros(1, 1, 6, 6))
+    before, narrow = get_params(net.module), net.select_prefix(0.5)
+    sent = net.take(before, narrow)
+    delta = {name: torch.full_like(tensor, 0.1) for name, tensor in sent.items()}
+    update = replace(make_update(0, delta), subnet=narrow)
+    # the first two of four filters, written down as a network of its own
+    own = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 8))
+    own.extend([nn.ReLU(), nn.Linear(8, 4)])
+    own.load_state_dict({name: tensor + 0.1 for name, tensor in sent.items()})
+    x = torch.rand(5, 1, 6, 6)
+    torch.testing.assert_close(_make_teacher(net, before, update)(x), own(x))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])

@@ -158,6 +158,29 @@ def test_one_head_of_full_width_is_fedper():
     assert [r.personal for r in run(one)] == [r.personal for r in run(alike)]
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedPer(LOCAL, personal=("0", "3", "5")),
+        MultiHead(("0", "3", "5"), LOCAL, widths=(1.0,)),
+    ],
+)
+def test_if_all_layers_are_personal_devices_train_alone(method):
+    net, generator = elastic(make_cnn(), torch.zeros(1, 1, 6, 6)), torch.Generator().manual_seed(0)
+    batches = [(torch.rand(4, 1, 6, 6, generator=generator), torch.arange(4)) for _ in range(4)]
+    state, kept = make_state(net, method), {0: None, 1: None}
+    alone = dict.fromkeys(kept, make_state(net, FedAvg(LOCAL)))
+    for device, batch in [(0, batches[0]), (1, batches[1]), (0, batches[2]), (1, batches[3])]:
+        update = make_update(method, net, state, device, [batch], device_state=kept[device])
+        state, kept[device] = method.merge(net, state, [update]), update.device_state
+        plain = make_update(FedAvg(LOCAL), net, alone[device], device, [batch])
+        alone[device] = FedAvg(LOCAL).merge(net, alone[device], [plain])
+    initial = get_params(net.module)
+    assert all(torch.equal(state.params[name], tensor) for name, tensor in initial.items())
+    for device, own in kept.items():
+        torch.testing.assert_close(own.layers, alone[device].params)
+
+
 def test_a_slow_device_trains_a_narrow_part_of_its_own_head():
     net = elastic(make_deep_cnn(), torch.zeros(1, 1, 6, 6))
     method = MultiHead(("2", "5"), LOCAL, widths=(0.5, 1.0))
