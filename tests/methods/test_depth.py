@@ -1,5 +1,6 @@
 """DepthFL and ProgFed: what is trained, merged, charged and scored, and when they are FedAvg."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,8 +9,9 @@ from tests.methods.tiny_runs import make_state, make_update
 
 from pliant.data import Iid
 from pliant.data.federated import TrainTestData
-from pliant.devices import ConstantTrace, Fleet
-from pliant.engine.evaluation import evaluate
+from pliant.devices import ConstantTrace, DeviceClass, Fleet
+from pliant.engine import round_loop
+from pliant.engine.evaluation import evaluate, evaluate_per_device, measure_accuracy
 from pliant.engine.round_loop import RunSettings
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.run_store import load_trained_params, read_records
@@ -171,6 +173,29 @@ def test_the_deepest_exit_that_was_trained_is_scored():
     records = run(method, speed=0.99, data=data)  # too slow for all exits
     assert all(record.trained_score is not None for record in records)
     assert records[-1].trained_score.accuracy > records[-1].score.accuracy
+
+
+def test_a_device_uses_its_own_depth(monkeypatch):
+    calls = []
+
+    def evaluate_and_keep(*arguments):
+        calls.append(arguments)
+        return evaluate_per_device(*arguments)
+
+    monkeypatch.setattr(round_loop, "evaluate_per_device", evaluate_and_keep)
+    speeds = [DeviceClass(f"{speed}", speed=ConstantTrace(speed)) for speed in (0.2, 2.0)]
+    settings = RunSettings(rounds=1, per_round=4, rules=RoundRules(late="wait"))
+    fleet, data, net = Fleet(size=4, classes=tuple(speeds)), make_data(), make_net()
+    arguments = (DepthFl(LOCAL), make_module(), data, fleet)
+    (record,) = simulate(*arguments, settings=settings, workers=InlineWorkers())
+    _, shared, trained, *_ = calls[0]
+    depths = [(1, 3)[index] for index in fleet.get_class_indices(np.arange(4))]
+    assert set(depths) == {1, 3}
+    how = settings.evaluation
+    for device, depth in enumerate(depths):
+        own = select_depth(net, depth).module
+        expected = measure_accuracy(own, shared | trained[device], data, device, how)
+        assert record.personal.after_training[device] == expected
 
 
 @pytest.mark.parametrize("method", [ProgFed(LOCAL), DepthFl(LOCAL)])

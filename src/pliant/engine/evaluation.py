@@ -116,14 +116,20 @@ def evaluate_per_device(
     data: FederatedData,
     evaluation: Evaluation,
     side: int | None = None,
+    own_nets: Mapping[int, nn.Module] | None = None,
 ) -> PersonalScore:
-    """Score the shared network, and each locally trained one, on the devices' own test images."""
+    """Score the shared network, and each locally trained one, on the devices' own test images.
+
+    Devices in `own_nets` use another part of the network than the one that is shared.
+    """
+    own_nets = own_nets or {}
 
     def measure_trained(device: int) -> float | None:
         trained = trained_params.get(device)
         if trained is None:
             return None
-        return measure_accuracy(net, params | trained, data, device, evaluation, side)
+        own = own_nets.get(device, net)
+        return measure_accuracy(own, params | trained, data, device, evaluation, side)
 
     def measure_shared(device: int) -> float:
         return _measure_settled(net, settled, data, device, evaluation, side)

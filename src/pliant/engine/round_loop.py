@@ -34,7 +34,7 @@ from pliant.methods.privacy import (
     merge_privately,
 )
 from pliant.methods.validation import ValidationPolicy
-from pliant.methods.verbs import DependsOnFleet, HasServerCost, Personalises
+from pliant.methods.verbs import DependsOnFleet, HasServerCost, Personalises, TrainsOwnPart
 from pliant.nn.elastic import Elastic
 from pliant.nn.growth import silence_filters
 from pliant.params import Params, digest
@@ -313,8 +313,11 @@ def _add_scores(
             trained_score = evaluate(part.module, trained_params or params, data, how, record.side)
         return msgspec.structs.replace(record, score=score, trained_score=trained_score)
     local_params = _list_personal_params(run, old_params, updates)
+    method, own_nets = run.context.method, {}
+    if isinstance(method, TrainsOwnPart):
+        own_nets = {update.device: method.select_own(net, update).module for update in updates}
     personal = evaluate_per_device(
-        part.module, trained_params or params, local_params, data, how, record.side
+        part.module, trained_params or params, local_params, data, how, record.side, own_nets
     )
     if run.context.predictor is not None:  # no other network is trained
         scores = zip(personal.per_device, personal.after_training, strict=True)

@@ -38,8 +38,7 @@ class DepthFl(Value, frozen=True, tag="depthfl"):
 
     Every exit learns from the labels and, with `distilled`, from the other exits of the device.
     Each layer is averaged over the devices that trained it; the deepest exit that any device has
-    trained is scored. Stages that a device does not train are
-    charged to its download and upload although they need not be sent.
+    trained is scored. The whole network is charged, although a device needs only its own stages.
 
     >>> import pliant as pl
     >>> pl.DepthFl(distilled=False).weighting
@@ -65,6 +64,9 @@ class DepthFl(Value, frozen=True, tag="depthfl"):
 
     def select_trained(self, net: Elastic, state: DepthState, last_row: int | None) -> Elastic:
         return select_depth(net, min(max(1, state.depth), count_exits(net)))
+
+    def select_own(self, net: Elastic, update: Update) -> Elastic:
+        return select_depth(net, int(update.extra["depth"]))
 
     def macs(self, net: Elastic, row: int, key: TaskKey, step: int) -> float:
         return count_macs(_select_part(net, row))

@@ -138,6 +138,14 @@ class TrainsPart(Protocol):
 
 
 @runtime_checkable
+class TrainsOwnPart(Protocol):
+    """By default the part that devices use themselves is the one that is scored."""
+
+    def select_own(self, net: Elastic, update: Update) -> Elastic:
+        """Return the part of the network that a device has just trained."""
+
+
+@runtime_checkable
 class HasServerState(Protocol):
     """By default the server's state is a `ServerState`."""
 
