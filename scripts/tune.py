@@ -6,8 +6,8 @@ The file has a [matrix] with the axis `method`; the other axes are what to tune.
 runs for the first 20 % of its rounds or seconds, the better half of each method's for 40 %, and the
 better half of those for 60 % (`--shares` has others). A combination counts by the mean of its last
 two evaluations, at the size that was trained last; where devices have their own tests, by the
-accuracy of the shared network or, if higher, of the devices' own. Killed at any time, the same
-command resumes.
+accuracy of the network that the method is made for: the shared one, or the devices' own if it
+personalises. Killed at any time, the same command resumes.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from pliant.engine.run_store import read_records
 from pliant.experiment.build import build_experiment, run_experiment
 from pliant.experiment.config import Experiment, start_run
 from pliant.experiment.sweep import SweepRun, load_sweep
+from pliant.methods.verbs import Personalises
 from pliant.params import Params
 from pliant.storage.run_dir import CONFIG_FILE
 from pliant.workers.pool import InlineWorkers, ProcessWorkers, open_pool
@@ -93,14 +94,17 @@ def list_rounds(path: Path) -> list[RoundRecord]:
 def score(path: Path, experiment: Experiment, share: float) -> float:
     """Return the mean accuracy of the last two evaluations within a share of the run."""
     within = [record for record in list_rounds(path) if is_within(record, experiment, share)]
-    accuracies = [value for value in map(get_accuracy, within) if value is not None][-2:]
+    is_personal = isinstance(experiment.method, Personalises)
+    known = [get_accuracy(record, is_personal=is_personal) for record in within]
+    accuracies = [value for value in known if value is not None][-2:]
     return sum(accuracies) / max(1, len(accuracies))
 
 
-def get_accuracy(record: RoundRecord) -> float | None:
-    """Return the accuracy of the network that devices would use: their own, if it is better."""
+def get_accuracy(record: RoundRecord, *, is_personal: bool) -> float | None:
+    """Return the accuracy of the shared network or of the devices' own."""
     if record.personal is not None:
-        return max(record.personal.accuracy, record.personal.local_accuracy or 0.0)
+        own = record.personal.local_accuracy or 0.0
+        return own if is_personal else record.personal.accuracy
     score = record.trained_score or record.score
     return None if score is None else score.accuracy
 
