@@ -171,8 +171,8 @@ def serve_rounds(
     return list(read_records(folder))
 
 
-def compute_simulated_digest(experiment, method=None):
-    """Return the digest of the simulated run's network, with another method if given."""
+def simulate_in_process(experiment, method=None):
+    """Return the rounds of the simulated run, with another method if given."""
     context = make_context(experiment)
     records = simulate(
         method or experiment.method,
@@ -181,4 +181,8 @@ def compute_simulated_digest(experiment, method=None):
         experiment.fleet,
         settings=experiment.settings,
     )
-    return list(records)[-1].digest
+    return list(records)
+
+
+def compute_simulated_digest(experiment, method=None):
+    return simulate_in_process(experiment, method)[-1].digest

@@ -1,4 +1,7 @@
-"""Real processes: the ledger has the bytes that Flower sends, in a simulation by formula."""
+"""Real processes: the ledger has the bytes that Flower sends, in a simulation by formula.
+
+All of these are slow, as `supervise/test_own_data.py` also counts them, in one round.
+"""
 
 import pytest
 from tests.deploy.faulty_proxy import FaultyProxy
@@ -15,7 +18,7 @@ from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.engine.simulate import simulate
 from pliant.experiment.build import build_experiment
 
-pytestmark = pytest.mark.waits
+pytestmark = [pytest.mark.waits, pytest.mark.slow]
 
 FLEET = {"size": 1, "round_seconds": LIMIT}
 # so large that joining and polling, which are not charged, do not matter
@@ -41,7 +44,7 @@ def run_behind_proxy(experiment, folder, limits=None):
     return records, proxy.forwarded_bytes
 
 
-@pytest.mark.parametrize("method", ["fedavg", pytest.param("scaffold", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_the_ledger_has_the_bytes_on_the_wire(tmp_path, method):
     experiment = make_experiment(
         method, fleet=FLEET, network=NETWORK, data={"proxy": 7900}, per_round=1
@@ -56,7 +59,6 @@ def test_the_ledger_has_the_bytes_on_the_wire(tmp_path, method):
     assert records[-1].digest == simulated[-1].digest
 
 
-@pytest.mark.slow
 def test_the_ledger_has_the_bytes_of_tests_on_devices(tmp_path):
     options = {"per_round": 1, "data": {"proxy": 7900}}
     options["evaluation"] = {"every": 1, "statistics": {"type": "running"}}

@@ -1,15 +1,15 @@
-"""Asynchronous runs of real processes, with Flower, TLS and keys, some of which are killed."""
+"""Asynchronous runs of real processes, with TLS and keys, some of which are killed."""
 
 import os
 import signal
 
 import pytest
 from tests.deploy.in_process import compute_simulated_digest, make_experiment
-from tests.deploy.supervise.test_federation import find_free_port, find_processes
+from tests.deploy.supervise.test_federation import find_free_port
 from tests.waiting import LIMIT
 
 from pliant.deploy.security.certificates import make_keys
-from pliant.deploy.settings import PID_FILE, ServerSettings
+from pliant.deploy.settings import ServerSettings
 from pliant.deploy.supervise.child_process import run_supervisor
 from pliant.deploy.supervise.federation import Federation
 from pliant.engine.ledger import TaskRecord, verify_records
@@ -30,36 +30,29 @@ def make_async(buffer):
     )
 
 
-def serve(experiment, folder, pace, kills):
+def serve(experiment, folder, pace, kills, transport="flower"):
     """Serve a run, kill what `kills` names after each version, and return the records."""
     make_keys(folder / "keys")
-    settings = ServerSettings(allowance=LIMIT, patience=LIMIT, pace=pace)
+    settings = ServerSettings(LIMIT, LIMIT, pace=pace, transport=transport)
     federation = Federation(
         experiment, folder / "run", settings=settings, port=find_free_port(), keys=folder / "keys"
     )
     with run_supervisor(federation):
         for record in federation.watch():
             if record.round in kills:
-                (pid,) = kills[record.round](folder / "run")
-                os.kill(pid, signal.SIGKILL)
+                os.kill(kills[record.round](federation), signal.SIGKILL)
     return list(read_records(folder / "run"))
 
 
-def find_device_process(module, device):
-    return lambda run: find_processes(
-        f'{module}\0{{"device":{device},"folder":"{run}/devices/{device}"'
-    )
-
-
-def find_server(run):
-    return [int((run / PID_FILE).read_text())]
+def get_server(federation):
+    return federation.server.pids["run"]
 
 
 @pytest.mark.slow  # killed devices get work again in the rehearsal below too
 def test_a_killed_device_comes_back_and_gets_work(tmp_path):
     kills = {
-        0: find_device_process("flower.node", 0),
-        1: find_device_process("device.worker", 0),
+        0: lambda federation: federation.devices[0].pids["supernode"],
+        1: lambda federation: federation.devices[0].pids["worker"],
     }
     records = serve(make_async(buffer=2), tmp_path, "measured", kills)  # both must send updates
     assert verify_records(records) == 3
@@ -71,10 +64,12 @@ def test_a_killed_device_comes_back_and_gets_work(tmp_path):
     assert {task.device for task in lost} <= {0}
 
 
-def test_a_rehearsal_with_kills_ends_with_the_simulated_weights(tmp_path):
+# Flower's processes take long to start; the requests and what is done with replies are the same
+@pytest.mark.parametrize("transport", ["grpc", pytest.param("flower", marks=pytest.mark.slow)])
+def test_a_rehearsal_with_kills_ends_with_the_simulated_weights(tmp_path, transport):
     experiment = make_async(buffer=1)
-    kills = {0: find_device_process("device.worker", 1), 1: find_server}
-    records = serve(experiment, tmp_path, "simulated", kills)
+    kills = {0: lambda federation: federation.devices[1].pids["worker"], 1: get_server}
+    records = serve(experiment, tmp_path, "simulated", kills, transport)
     assert verify_records(records) == 3
     assert {task.staleness for task in records if isinstance(task, TaskRecord)} > {0}
     assert records[-1].digest == compute_simulated_digest(experiment)

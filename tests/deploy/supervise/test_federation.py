@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.deploy.federation_keys import make_federation_keys, make_stranger_key
+from tests.deploy.flower.foreign_app import start_foreign_app
 from tests.deploy.in_process import make_experiment
 from tests.experiment.user_method import run, write_spec
 from tests.waiting import LIMIT, wait_until
@@ -94,7 +95,8 @@ def try_to_join(folder, port):
 def deployed(tmp_path_factory):
     """Deploy a user's method with keys, kill a worker and the run, and try to join without a key.
 
-    Return the folder of it all, and whether the port was open to plain HTTP.
+    A local process tries to start an app of its own, too. Return the folder of it all, whether the
+    port was open to plain HTTP, and the exit code of that process.
     """
     folder = tmp_path_factory.mktemp("deployed")
     run_folder, port = folder / "run", find_free_port()
@@ -113,17 +115,20 @@ def deployed(tmp_path_factory):
             os.kill(server, signal.SIGSTOP)  # the server of the devices runs on
             try_to_join(folder, port)
             is_open = can_connect_without_tls(port)
+            (folder / "foreign").mkdir()
+            security = f'root-certificates = "{run_folder / "keys" / "ca.crt"}"'
+            foreign = start_foreign_app(folder / "foreign", f"127.0.0.1:{port}", security)
             os.kill(server, signal.SIGKILL)
             assert process.wait(2 * LIMIT) == 0, process.stderr.read()
         finally:
             process.terminate()
-    return folder, is_open
+    return folder, is_open, foreign.returncode
 
 
 def test_a_federation_whose_processes_are_killed_ends_with_the_simulated_weights(
     deployed, tmp_path
 ):
-    folder, _ = deployed
+    folder, *_ = deployed
     records = list(read_records(folder / "run"))
     assert verify_records(records) == 3
     assert {task.outcome for task in records if isinstance(task, TaskRecord)} == {"finished"}
@@ -133,11 +138,17 @@ def test_a_federation_whose_processes_are_killed_ends_with_the_simulated_weights
 
 def test_unknown_devices_are_refused(deployed):
     """Only a registered key is accepted: no unknown key, no other authority, no plain HTTP."""
-    folder, is_open_to_plain_http = deployed
+    folder, is_open_to_plain_http, _ = deployed
     logs = {log.parents[1].name: log for log in folder.rglob("supernode.log")}
     assert {"0", "1"} | REFUSALS.keys() == logs.keys()
     assert {n for n, log in logs.items() if "joined" in log.read_text()} == {"0", "1"}
     assert not is_open_to_plain_http
+
+
+def test_a_local_process_without_the_secret_runs_nothing(deployed):
+    folder, _, foreign_code = deployed
+    assert foreign_code != 0
+    assert not (folder / "foreign" / "ran-on-server").exists()  # which takes a second at most
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path):

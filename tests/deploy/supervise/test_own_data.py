@@ -1,14 +1,19 @@
-"""Real processes: devices with data of their own, and a server that cannot read them."""
+"""Real processes: a device with data of its own, a server that cannot read them, and their bytes.
 
+One federation for all of this, as its processes take seconds to start.
+"""
+
+import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
+from tests.deploy.faulty_proxy import FaultyProxy
 from tests.deploy.federation_keys import make_federation_keys
-from tests.deploy.in_process import compute_simulated_digest, write_own_data
+from tests.deploy.in_process import simulate_in_process, write_own_data
 from tests.deploy.supervise.test_federation import find_free_port
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, wait_until
 
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.run_store import read_records
@@ -22,7 +27,9 @@ per_round = 1
 [method]
 type = "fedavg"
 local = { batch = 16 }
-[network]
+[network]  # so large that joining and polling, which are not charged, do not matter
+name = "femnist_cnn"
+options = { hidden = 2048 }
 input = [1, 28, 28]
 classes = 10
 mean = [0.1307]
@@ -67,6 +74,12 @@ def files(tmp_path):
     return tmp_path
 
 
+def is_listening(port):
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
 def start(stack, folder, *arguments):
     command = [sys.executable, "-m", "pliant", *map(str, arguments)]
     process = stack.enter_context(
@@ -78,7 +91,7 @@ def start(stack, folder, *arguments):
 
 def test_a_server_that_cannot_read_the_data_trains_the_simulated_network(files, monkeypatch):
     port, run = find_free_port(), files / "run"
-    expected = compute_simulated_digest(load_experiment(files / "own.toml"))
+    (simulated,) = simulate_in_process(load_experiment(files / "own.toml"))
     with ExitStack() as stack:
         monkeypatch.setenv("PYTHONPATH", str(files / "hook"))
         options = (
@@ -95,17 +108,23 @@ def test_a_server_that_cannot_read_the_data_trains_the_simulated_network(files, 
         )
         server = start(stack, files, "server", "own.toml", *options)
         monkeypatch.delenv("PYTHONPATH")
-        # one device, as each takes seconds to start
+        wait_until(lambda: is_listening(port), "the server to listen")
+        proxy = FaultyProxy(port)
+        stack.callback(proxy.close)
         options = ("--keys", files / "keys" / "devices" / "0", "--data", files / "private" / "0")
-        address = f"127.0.0.1:{port}"
+        address = f"127.0.0.1:{proxy.port}"
         start(stack, files, "device", "--server", address, "--state", files / "state", *options)
         assert server.wait(2 * LIMIT) == 0, server.stderr.read()
     records = list(read_records(run))
     assert verify_records(records) == 1
     assert {task.outcome for task in records if isinstance(task, TaskRecord)} == {"finished"}
-    assert records[-1].digest == expected
+    assert records[-1].digest == simulated.digest
     assert records[-1].on_devices.devices == (0,)
     assert records[-1].score.accuracy == records[-1].on_devices.correct[0] / 20
+    # the ledger has the bytes on the wire, in a simulation by formula
+    assert records[-1].sent == pytest.approx(proxy.forwarded_bytes, rel=0.02)
+    live = records[-1].sent - records[-1].on_devices.sent
+    assert simulated.sent == pytest.approx(live, rel=0.02)
 
 
 def test_the_hook_keeps_a_process_from_the_data(files):
