@@ -128,9 +128,9 @@ class RunProcess(Protocol):
 class ForkServer:
     """A process that has run a round and forks a run on request, which saves imports."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kinds: list[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--fork-server", "--runs", kind],
+            [sys.executable, __file__, "--fork-server", "--runs", *kinds],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -173,7 +173,7 @@ def _require_pipe(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-def serve_forks(kind: str) -> None:
+def serve_forks(kinds: list[str]) -> None:
     """Fork a run for each line of arguments, and report whether it has ended when polled."""
     import torch
 
@@ -183,10 +183,11 @@ def serve_forks(kind: str) -> None:
     # one round imports, reads and checks once what every run needs
     with tempfile.TemporaryDirectory(prefix="pliant-kill-") as name, redirect_stdout(StringIO()):
         spec = Path(name) / "small.toml"
-        spec.write_text(SPECS[kind])
         workers = f"workers={{{WORKERS['inline']}}}"
-        if main(["run", str(spec), "rounds=1", workers, "--out", str(Path(name) / "run")]):
-            raise SystemExit("the first round failed")
+        for kind in kinds:
+            spec.write_text(SPECS[kind])
+            if main(["run", str(spec), "rounds=1", workers, "--out", str(Path(name) / kind)]):
+                raise SystemExit("the first round failed")
 
     pid = 0
     for line in sys.stdin:
@@ -380,20 +381,31 @@ def _wait_for_success(process: RunProcess) -> None:
         raise SystemExit(f"expected a process to end with exit code 0, got {code}")
 
 
-def run_test(folder: Path, options: argparse.Namespace) -> int:
-    """Kill and resume until there were enough kills; return the exit code."""
-    deadline = time.monotonic() + options.seconds
+def run_tests(folder: Path, options: argparse.Namespace) -> int:
+    """Test each kind of run in a folder of its own; return the exit code."""
     launcher: Processes | ForkServer = ForkServer(options.runs) if options.fork else Processes()
     try:
-        test = KillTest(folder, launcher, options.runs, WORKERS[options.workers])
-        while test.kills < options.kills or not test.is_idle():
-            if time.monotonic() > deadline:
-                sys.stdout.write(f"{test.kills} kills so far: call again with this folder\n")
-                return 75  # EX_TEMPFAIL
-            test.step(may_kill=test.kills < options.kills)
-        test.check_control()
+        for kind in options.runs:
+            (folder / kind).mkdir(exist_ok=True)
+            if code := run_test(folder / kind, launcher, kind, options):
+                return code
     finally:
         launcher.close()
+    return 0
+
+
+def run_test(
+    folder: Path, launcher: Processes | ForkServer, kind: str, options: argparse.Namespace
+) -> int:
+    """Kill and resume until there were enough kills; return the exit code."""
+    deadline = time.monotonic() + options.seconds
+    test = KillTest(folder, launcher, kind, WORKERS[options.workers])
+    while test.kills < options.kills or not test.is_idle():
+        if time.monotonic() > deadline:
+            sys.stdout.write(f"{test.kills} kills so far: call again with this folder\n")
+            return 75  # EX_TEMPFAIL
+        test.step(may_kill=test.kills < options.kills)
+    test.check_control()
     kill_points = ", ".join(f"{count} {point}" for point, count in sorted(test.kill_points.items()))
     sys.stdout.write(
         f"{test.kills} kills ({kill_points}) in {test.runs} runs: one SHA-256, {test.expected[0]}, "
@@ -406,7 +418,7 @@ def main() -> int:
     """Read the command line and run the test."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--runs", choices=sorted(SPECS), default="federated")
+    parser.add_argument("--runs", nargs="+", choices=sorted(SPECS), default=["federated"])
     parser.add_argument("--folder", type=Path, help="keep the runs here, and continue them")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after about this time")
     parser.add_argument("--workers", choices=sorted(WORKERS), default="inline")
@@ -417,7 +429,7 @@ def main() -> int:
         serve_forks(options.runs)
         return 0
     with open_folder(options.folder) as folder:
-        return run_test(folder, options)
+        return run_tests(folder, options)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ torch.set_num_threads(1)
 
 USER_CODE = """
 import torch
-from pliant.data import ImageDataset, TrainTestData
+from pliant.data import ImageDataset, TrainTestData, digits
 from pliant.nn.models import lenet
 
 
@@ -50,6 +50,11 @@ def images(count, seed):
 
 def source():
     return TrainTestData(images(60, 0), images(30, 1))
+
+
+def few_tests():
+    source = digits()
+    return TrainTestData(source.train, source.test.select(range(100)))
 
 
 def network():

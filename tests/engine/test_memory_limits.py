@@ -174,8 +174,11 @@ def count_step_bytes(context, subnet, batch):
     return 4 * (params * slots + net.count_activations(subnet) * batch)
 
 
-@pytest.mark.parametrize("share", [0.6, 0.8, 1.0])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [(name, 0.6) for name in METHODS]
+    + [(name, share) for name in (*FULL_METHODS, "heterofl") for share in (0.8, 1.0)],
+)
 def test_no_step_of_a_run_exceeds_the_memory(name, share, contexts, tmp_path):
     method, context = METHODS[name], contexts[name]
     full = count_step_bytes(context, context.net.full, 8)

@@ -45,6 +45,6 @@ def train_once(method):
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 def test_trained_networks_are_all_freed(method):
-    networks = [train_once(method) for _ in range(5)]
+    networks = [train_once(method) for _ in range(2)]  # a cache may keep the last one only
     gc.collect()
-    assert sum(network() is None for network in networks) == 5
+    assert [network() for network in networks] == [None, None]

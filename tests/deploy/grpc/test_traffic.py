@@ -22,11 +22,12 @@ def test_the_ledger_has_the_bytes_on_the_wire(tmp_path, method, cut):
         return proxies[0].port
 
     fields = {"local": {"batch": 32}, "cut": cut}
-    options = {"network": {"name": "digits_cnn"}, "data": {"proxy": 7700}}
+    source = f"{tmp_path}/tiny.py:few_tests"
+    options = {"network": {"name": "digits_cnn"}, "data": {"name": source, "proxy": 7700}}
     if method == "splitfed":  # half of the features, up and down
         fields["payload"] = {"columns": 0.5, "dtype": "int8"}
     if (method, cut) == ("adasplit", LATE):  # so little is sent that a reconnection would matter
-        fields["kappa"], options["data"], options["rounds"] = 0.0, {"proxy": 7400}, 4
+        fields["kappa"], options["data"]["proxy"], options["rounds"] = 0.0, 7400, 4
     experiment = make_experiment(tmp_path, method, fields=fields, **options)
     make_federation_keys(tmp_path / "keys", devices=3)
     records = run_with_devices(
