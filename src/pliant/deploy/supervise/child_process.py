@@ -32,7 +32,6 @@ CHILD_ENV = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; one by default
 }
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MAX_LOG_BYTES = 10_000_000  # and as many of the log before it
