@@ -3,6 +3,7 @@
 import gc
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Shells start background jobs with Ctrl-C ignored, and child processes inherit that.
@@ -17,6 +18,16 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect without the garbage collector: imports leave much, and nearly all of it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items):
