@@ -214,6 +214,44 @@ def test_epsilon_of_sampled_rounds_lies_between_the_bounds_of_the_paper(noise, p
     assert 0.95 * lower <= found <= upper  # our orders are coarser than the accountant's
 
 
+# By the authors of the bound: autodp 0.2.3.1, anaRDPacct.compose_subsampled_mechanism of
+# RDP_gaussian with sigma = noise / 2, improved_bound_flag=True (Theorem 27). Rényi divergences of
+# all rounds by order, and its epsilon, for which it converts them less tightly.
+AUTODP = [
+    (
+        Release(1000, 50, 100),
+        4.0,
+        {7: 1.1002753074880898, 8: 1.2784276621227084, 9: 1.4602463290520764},
+        2.8993620247903134,
+    ),
+    (
+        Release(10_000, 100, 1000),
+        8.0,
+        {24: 0.32038384830792366, 25: 0.3342072927191719, 26: 0.3480649692609806},
+        0.8008261687117595,
+    ),
+]
+
+
+@pytest.mark.parametrize(("release", "noise", "divergences", "bound"), AUTODP)
+def test_epsilon_of_draws_without_replacement_is_that_of_the_authors(
+    release, noise, divergences, bound
+):
+    pytest.importorskip("dp_accounting")
+    delta = 1e-5
+    # the conversion of Canonne, Kamath and Steinke (2020), Proposition 12
+    expected = min(
+        divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+        for order, divergence in divergences.items()
+    )
+    found = compute_epsilon(DevicePrivacy(clip=1.0, noise=noise, delta=delta), [release])
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert found < bound
+    # their conversion of the same divergences, over few orders
+    loose = min(value + math.log(1 / delta) / (order - 1) for order, value in divergences.items())
+    assert loose == pytest.approx(bound, rel=0.03)
+
+
 def test_the_accountant_gives_the_published_epsilon():
     library = pytest.importorskip("dp_accounting")
     # Mironov, Talwar, Zhang (2019) and Abadi et al. (CCS 2016, Section 5.1): q = 0.01, sigma = 4,
