@@ -91,7 +91,7 @@ class FakeServer:
         self.message, self.tree = message, get_object_tree(message)
         self.objects = {k: o.deflate() for k, o in get_all_nested_objects(message).items()}
         self.app_hash, self.pulled, self.replies, self.asked = app_hash, 0, [], set()
-        self.calls = 0
+        self.calls, self.confirmed = 0, []
 
     def GetRun(self, request):  # as Flower's client names it
         return SimpleNamespace(run=SimpleNamespace(fab_hash=self.app_hash))
@@ -112,7 +112,7 @@ class FakeServer:
         )
 
     def ConfirmMessageReceived(self, request):
-        pass
+        self.confirmed.append(request.message_object_id)
 
     def PushMessages(self, request):
         self.replies.append(request.messages_list[0])
@@ -142,6 +142,7 @@ def handle(folder, app_hash, raw):
     node.client = server
     node._handle_message(message_to_proto(server.message), server.tree)
     (reply,) = server.replies
+    assert server.confirmed == [server.message.object_id]  # also of a message that is refused
     return reply.error.reason, requests, server.pulled
 
 

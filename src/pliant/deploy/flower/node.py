@@ -223,15 +223,14 @@ class FleetNode:
         try:
             self._check_run(run_id)
             body = self._pull_body(run_id, tree)
-            confirmation = ConfirmMessageReceivedRequest(
-                node=self._node, run_id=run_id, message_object_id=tree.object_id
-            )
-            self._call(self.client.ConfirmMessageReceived, confirmation)
+            self._confirm(run_id, tree)
             seconds = message.metadata.ttl
             raw = self._call_worker(ARRIVAL_HEADER.pack(arrived_at) + body, seconds)
             reply = Message(make_content(raw, self._setup.device), reply_to=message)
         except MessageRefused as reason:
             log.warning("device %s: refused a message: %s", self._setup.device, reason)
+            with suppress(httpx.HTTPError):
+                self._confirm(run_id, tree)  # or later versions of Flower deliver it again
             error = Error(ErrorCode.INVALID_FAB, str(reason))
             reply = Message(error, reply_to=message)
         except TimeoutError:
@@ -243,6 +242,13 @@ class FleetNode:
             )
             reply = Message(error, reply_to=message)
         self._push(run_id, reply, time.monotonic() - arrived_at)
+
+    def _confirm(self, run_id: int, tree: ObjectTree) -> None:
+        """Tell the server that a message need not be delivered again."""
+        confirmation = ConfirmMessageReceivedRequest(
+            node=self._node, run_id=run_id, message_object_id=tree.object_id
+        )
+        self._call(self.client.ConfirmMessageReceived, confirmation)
 
     def _check_run(self, run_id: int) -> None:
         if run_id not in self._runs:
