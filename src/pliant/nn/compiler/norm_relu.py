@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from pliant.nn.compiler import folded_norm
 from pliant.nn.compiler.in_place import find_overwritten_input
 from pliant.nn.compiler.refusals import has_hooks
 
@@ -45,6 +46,10 @@ def batch_norm_relu(
     eps: float,
 ) -> Tensor:
     """Normalise by batch statistics, updating the running ones, and apply a ReLU."""
+    if count := folded_norm.count_row_pixels(x):
+        return folded_norm.normalise_folded(
+            x, mean, variance, weight, bias, momentum=momentum, eps=eps, count=count, has_relu=True
+        )
     if x.device.type != "cpu" or x.numel() < MIN_SIZE:
         return torch.relu_(F.batch_norm(x, mean, variance, weight, bias, True, momentum, eps))
     out: Tensor = _BatchNormRelu.apply(x, mean, variance, weight, bias, momentum, eps)  # type: ignore[no-untyped-call] # torch's

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from pliant.nn.compiler import channels, fast_lrn
 from pliant.nn.compiler.builder import Builder
 from pliant.nn.compiler.channels import ChannelLayout, ChannelSpans
+from pliant.nn.compiler.folded_norm import count_row_pixels, normalise_folded
 from pliant.nn.compiler.norm_relu import batch_norm_relu, find_fusable_relu
 from pliant.nn.compiler.program import BoundProgram, ChannelIndex, Env, broadcast_shape
 
@@ -82,6 +83,9 @@ def lower_batch_norm(builder: Builder, node: fx.Node, norm: Norm) -> bool:
                 factor = 1.0 / float(bound.params[batches])
         if relu is not None:
             return batch_norm_relu(x, m, v, w, b, momentum=factor or 0.0, eps=eps)
+        if is_training and (count := count_row_pixels(x)):
+            options: Any = {"momentum": factor or 0.0, "eps": eps, "count": count}
+            return normalise_folded(x, m, v, w, b, **options, has_relu=False)
         return F.batch_norm(x, m, v, w, b, is_training, factor or 0.0, eps)
 
     return emit(compute, relu)
