@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
-from itertools import count
+from itertools import count as count_up
 from pathlib import Path
 
 from tests.waiting import LIMIT, wait_until
@@ -78,7 +78,7 @@ class Browser:
 
     def __init__(self, socket):
         self._socket = socket
-        self._numbers = count(1)
+        self._numbers = count_up(1)
         self._events = []
 
     def call(self, method, session=None, **values):
@@ -202,3 +202,29 @@ def serve(folder, port=0):
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT) in (0, 130)
         process.stdout.close()
+
+
+def count(page, selector):
+    return page.run(f"document.querySelectorAll({json.dumps(selector)}).length")
+
+
+def get_text(page, selector):
+    return page.run(f"document.querySelector({json.dumps(selector)}).textContent")
+
+
+def get_texts(page, selector):
+    elements = f"[...document.querySelectorAll({json.dumps(selector)})]"
+    return page.run(f"{elements}.map(e => e.textContent)")
+
+
+def get_centre(page, expression):
+    code = f"(() => {{ const b = {expression}.getBoundingClientRect();"
+    return page.run(f"{code} return [b.left + b.width / 2, b.top + b.height / 2] }})()")
+
+
+def set_choice(page, name, value, event="onchange"):
+    """Choose an option or type a text, as a user does."""
+    page.run(
+        f"(() => {{ const field = document.querySelector('#{name}'); "
+        f"field.value = {json.dumps(value)}; field.{event}() }})()"
+    )

@@ -1,7 +1,7 @@
 """The devices of a deployment in a real Chromium: live, in both themes, on a phone."""
 
 import pytest
-from tests.dashboard.chromium import find_browser, serve, start_browser
+from tests.dashboard.chromium import find_browser, serve
 from tests.dashboard.written_runs import make_lines, write_run
 
 from pliant.deploy.server.presence import Battery, PresenceWriter
@@ -13,14 +13,6 @@ pytestmark = [
 TEXT = "document.querySelector('#fleet-text').textContent"
 DASH = "\N{EN DASH}"
 ROWS = "[...document.querySelectorAll('#fleet-devices tbody tr')]"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("browser") / "profile"
-    folder.mkdir()
-    with start_browser(folder) as browser:
-        yield browser
 
 
 def test_devices_are_shown_live_in_both_themes_and_on_a_phone(browser, tmp_path):

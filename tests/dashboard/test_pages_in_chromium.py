@@ -1,16 +1,13 @@
 """The dashboard and the report in a real Chromium, as a user sees them."""
 
 import json
-import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 from contextlib import contextmanager
 
 import pytest
-from tests.dashboard.chromium import find_browser, start_browser
+from tests.dashboard.chromium import count, find_browser, get_centre, get_text, serve, set_choice
 from tests.dashboard.written_runs import make_lines, write_run
 from tests.suspended import start_suspended, wait_until_suspended
 from tests.waiting import LIMIT
@@ -21,9 +18,6 @@ pytestmark = [
     pytest.mark.waits,
     pytest.mark.skipif(find_browser() is None, reason="install Chromium to test the pages"),
 ]
-ENVIRONMENT = {
-    key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")
-}
 ROUNDS = 8
 EXPERIMENT = f"""
 rounds = {ROUNDS}
@@ -34,32 +28,6 @@ fleet = {{ size = 8, speed = {{ type = "changing", low = 0.3333, high = 1.0, per
 rules = {{ late = "partial" }}
 data = {{ proxy = 7400 }}
 """
-
-
-def start_pliant(*words, **options):
-    return subprocess.Popen(
-        [sys.executable, "-m", "pliant", *map(str, words)], env=ENVIRONMENT, **options
-    )
-
-
-@contextmanager
-def serve(folder, port=0):
-    """Serve a folder and yield the page's address; the server must stop in time."""
-    process = start_pliant("dash", folder, "--port", port, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        process.send_signal(signal.SIGINT)
-        assert process.wait(LIMIT) in (0, 130)
-        process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("browser") / "profile"
-    folder.mkdir()
-    with start_browser(folder) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -84,19 +52,6 @@ def page(browser, address):
     assert page.get_errors() == []
     assert all(url.startswith((address, "data:")) for url in page.get_requested_urls())
     page.close()
-
-
-def count(page, selector):
-    return page.run(f"document.querySelectorAll({json.dumps(selector)}).length")
-
-
-def get_text(page, selector):
-    return page.run(f"document.querySelector({json.dumps(selector)}).textContent")
-
-
-def get_centre(page, expression):
-    code = f"(() => {{ const b = {expression}.getBoundingClientRect();"
-    return page.run(f"{code} return [b.left + b.width / 2, b.top + b.height / 2] }})()")
 
 
 def test_the_page_shows_runs_curves_devices_and_texts(page, tmp_path):
@@ -170,13 +125,6 @@ def test_the_side_of_scaled_images_is_shown(browser, tmp_path):
         page.close()
 
 
-def set_choice(page, name, value):
-    page.run(
-        f"(() => {{ const choice = document.querySelector('#{name}'); "
-        f"choice.value = '{value}'; choice.onchange() }})()"
-    )
-
-
 def test_runs_without_rounds_share_an_axis_of_seconds(browser, tmp_path):
     path = write_run(tmp_path / "runs" / "fedbuff", 3) / "events.jsonl"
     text = path.read_text().replace('"staleness":null', '"staleness":2')
@@ -190,7 +138,7 @@ def test_runs_without_rounds_share_an_axis_of_seconds(browser, tmp_path):
         page.until("document.querySelector('#tip').textContent.includes('version ')")
         page.until("document.querySelector('#task-unit').textContent === 'version'")
         page.save_screenshot(tmp_path / "versions.png")
-        write_run(tmp_path / "runs" / "fedavg", 4)
+        write_run(tmp_path / "runs" / "fedavg", 4, method={"type": "fedavg"})
         page.call("Page.reload")
         page.until("document.querySelectorAll('#list input').length === 2")
         page.click("#list li:not(:has(input:checked)) input")
@@ -234,33 +182,6 @@ def test_the_list_can_be_filtered(page):
     )
     assert count(page, "#list li") == 1
     assert get_text(page, "#count") == "1 of 3"
-
-
-def test_seeds_are_averaged_links_followed_and_deleted_runs_leave(browser, tmp_path):
-    runs = tmp_path / "runs"
-    for seed in (0, 1):
-        write_run(runs / "a" / f"method=fedavg,seed={seed}", 4, seed=seed)
-    write_run(runs / "b" / "method=fedavg,seed=0", 4)
-    with serve(runs) as address:
-        page = browser.open(address)
-        page.until("document.querySelectorAll('#chart .curve').length === 3")
-        names = page.run("[...document.querySelectorAll('#list .name')].map(n => n.textContent)")
-        assert sorted(names) == ["a/fedavg · seed 0", "b/fedavg · seed 0", "fedavg · seed 1"]
-        page.click("#seeds")
-        page.until("document.querySelectorAll('#chart .curve').length === 2")
-        assert count(page, "#chart .band") == 1
-        page.save_screenshot(tmp_path / "seeds.png")
-        set_choice(page, "sort", "name")
-        page.run("location.hash = 'b/method%3Dfedavg%2Cseed%3D0'")  # a link in the open page
-        page.until("document.querySelectorAll('#list input:checked').length === 1")
-        box = "document.querySelector('#chart').getBoundingClientRect()"
-        page.hover(*page.run(f"[{box}.left + 80, {box}.top + 12]"))  # far from the curve
-        page.until("!document.querySelector('#tip').hidden")
-        shutil.rmtree(runs / "b")
-        page.until("document.querySelectorAll('#list li').length === 2")
-        assert count(page, "#chart .curve") == 0
-        assert page.get_errors() == []
-        page.close()
 
 
 @contextmanager

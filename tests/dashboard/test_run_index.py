@@ -28,6 +28,19 @@ def test_runs_at_any_depth_are_summarised(tmp_path):
     assert not other.is_finished
 
 
+def test_runs_of_a_folder_that_differ_in_seed_and_workers_are_one_group(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / "sweep" / f"a-{seed}", seed=seed, workers={"count": seed})
+    write_run(tmp_path / "sweep" / "b", method={"type": "fedavg", "table": {"rates": [[0.0]] * 3}})
+    write_run(tmp_path / "other" / "a-0", seed=0)
+    summaries = {summary.id: summary for summary in make_index(tmp_path).list_summaries()}
+    groups = {name: summary.group for name, summary in summaries.items()}
+    assert groups["sweep/a-0"] == groups["sweep/a-1"]
+    assert len(set(groups.values())) == 3
+    assert {summary.comparison for summary in summaries.values()} == {"sweep", "other"}
+    assert (summaries["sweep/b"].table_rows, summaries["sweep/a-0"].table_rows) == (3, 0)
+
+
 def test_the_folder_may_itself_be_a_run(tmp_path):
     (summary,) = make_index(write_run(tmp_path / "run")).list_summaries()
     assert (summary.id, summary.name) == (".", "run")

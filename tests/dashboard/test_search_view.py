@@ -29,6 +29,7 @@ def test_points_are_placed_by_cost_if_every_record_has_one(tmp_path):
         "cost": COST_LABEL,
         "points": [(0.625, 0.5)],
         "front": [(0.625, 0.5)],
+        "equal": [],
     }
     with path.open("a") as file:
         file.write('{"rates":[0.0,0.0],"accuracy":0.75}\n')
@@ -50,3 +51,17 @@ def test_points_of_two_sides_or_stages_are_not_mixed(tmp_path):
     view.read_more()
     assert view.get_front_data()["points"] == [(1.0, 0.75)]
     assert len(view) == 3
+
+
+def test_equal_rates_of_whole_steps_are_a_curve(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    line = '{{"rates":[{0},{1}],"accuracy":{2},"cost":{3}{4}}}\n'
+    ends = line.format(0.5, 0.5, 0.2, 0.25, "") + line.format(0.0, 0.0, 0.8, 1.0, "")
+    path.write_text(ends + line.format(0.5, 0.0, 0.9, 0.6, ""))
+    view = SearchView(path)
+    view.read_more()
+    assert view.get_front_data()["equal"] == []  # both ends alone, which every search measures
+    with path.open("a") as file:
+        file.write(line.format(0.25, 0.25, 0.5, 0.5, "") + line.format(0, 0, 0.7, 0.1, ',"side":8'))
+    view.read_more()
+    assert view.get_front_data()["equal"] == [(0.25, 0.2), (0.5, 0.5), (1.0, 0.8)]

@@ -46,11 +46,12 @@ def make_lines(number, tasks=2, steps=4, is_scored=True, accuracy=None):
     return b"".join(msgspec.json.encode(record) + b"\n" for record in [*records, total])
 
 
-def write_run(folder, done=4, **changes):
-    """Write a run with `done` rounds and return its folder."""
+def write_run(folder, done=4, *, lower=0.0, **changes):
+    """Write a run with `done` rounds and return its folder; `lower` is taken off accuracies."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(make_config(**changes)))
     (folder / "versions.json").write_text(json.dumps({"command": "pliant run x.toml"}))
-    rounds = b"".join(make_lines(number) for number in range(done))
+    accuracies = [1 - 0.9 / (number + 1) - lower for number in range(done)]
+    rounds = b"".join(make_lines(n, accuracy=value) for n, value in enumerate(accuracies))
     (folder / "events.jsonl").write_bytes(HEADER_LINE + rounds)
     return folder

@@ -6,12 +6,14 @@ are not followed.
 
 import os
 from collections import OrderedDict
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pliant.analysis.pareto_plot import TABLE_FILE
+from pliant.analysis.runs import IGNORED_KEYS
 from pliant.dashboard.run_view import RunView
 from pliant.dashboard.search_view import SearchView
 from pliant.engine.record_fields import EVENTS, decode_round
@@ -21,7 +23,7 @@ from pliant.storage.tail import read_range
 TRIALS = "trials.jsonl"  # of a search
 TAIL_BYTES = 1 << 16  # at a file's end, read for its summary
 MAX_CONFIG_BYTES = 1 << 23
-MAX_VIEWS = 48  # runs whose rounds are held in memory
+MAX_VIEWS = 96  # runs whose rounds are held in memory
 
 
 class RunSummary(msgspec.Struct, frozen=True):
@@ -30,6 +32,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     id: str
     name: str
     method: str = ""
+    comparison: str = ""  # the folder it is in; empty at the top
+    group: str = ""  # the same for runs of a comparison that differ only in their seed
     about: str = ""  # network, data, seed
     rounds: int = 0  # in the config
     done: int = 0
@@ -38,6 +42,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     changed: float = 0.0  # when its records were last written
     is_search: bool = False
     has_table: bool = False  # a search that is finished
+    table_rows: int = 0  # of the table in its config; 0: none there
 
     @property
     def is_finished(self) -> bool:
@@ -143,14 +148,26 @@ def _summarise_config(folder: Path, name: str) -> RunSummary:
     about = " · ".join(str(part) for part in parts if part not in (None, "seed None"))
     rounds = get_value("rounds") if get_value("seconds") is None else 0
     is_search = get_value("method") is None and get_value("search") is not None
+    comparison = name.rpartition("/")[0]
+    table = get_value("method", "table", "rates")
     return RunSummary(
         name,
         name if name != "." else folder.name,
         "search" if is_search else _name_method(get_value("method")),
+        comparison,
+        f"{comparison}/{_hash_config(config)}" if config else name,
         about,
         rounds if isinstance(rounds, int) else 0,
         is_search=is_search,
+        table_rows=len(table) if isinstance(table, list) else 0,
     )
+
+
+def _hash_config(config: Any) -> str:
+    """Return a hash that is the same for all seeds, as groups of the report are."""
+    fields = config.items() if isinstance(config, dict) else ()
+    compared = {key: value for key, value in fields if key not in IGNORED_KEYS}
+    return blake2b(msgspec.json.encode(compared, order="sorted"), digest_size=8).hexdigest()
 
 
 def _name_method(method: Any) -> str:

@@ -66,7 +66,7 @@ class SearchView:
         return bool(text)
 
     def get_front_data(self) -> dict[str, Any]:
-        """Return the newest vectors and the front of all vectors."""
+        """Return the newest vectors, the front of all vectors, and those with equal rates."""
         label = COST_LABEL
         costs = [cost for cost in self._costs.values() if cost is not None]
         if len(costs) < len(self._accuracy_sums):  # all points need the same axis
@@ -74,7 +74,17 @@ class SearchView:
             costs = [1 - sum(rates) / len(rates) for rates, _, _ in self._accuracy_sums]
         accuracies = [total / count for total, count in self._accuracy_sums.values()]
         points = list(zip(costs, accuracies, strict=True))
-        return {"cost": label, "points": points[-MAX_POINTS:], "front": select_pareto_front(points)}
+        equal = sorted(
+            point
+            for (rates, side, batch), point in zip(self._accuracy_sums, points, strict=True)
+            if len(set(rates)) == 1 and side is None and batch == 1.0
+        )
+        return {
+            "cost": label,
+            "points": points[-MAX_POINTS:],
+            "front": select_pareto_front(points),
+            "equal": equal if len(equal) > 2 else [],  # every search measures both ends
+        }
 
 
 def select_pareto_front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

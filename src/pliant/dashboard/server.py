@@ -29,7 +29,7 @@ from pliant.deploy.server.fleet_status import FleetStatus
 
 POLL_SECONDS = 0.5  # between scans of unfinished runs
 FULL_SCAN_EVERY = 8  # every n-th scan walks the whole folder
-MAX_SELECTED_RUNS = 32  # per page
+MAX_SELECTED_RUNS = 64  # per page
 T = TypeVar("T")
 
 

@@ -47,6 +47,10 @@ export function percent(value, digits = 2) {
   return value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`;
 }
 
+export function percentWithSpread([mean, spread], count) {
+  return count > 1 ? `${(100 * mean).toFixed(2)} ± ${(100 * spread).toFixed(2)} %` : percent(mean);
+}
+
 export function ticks(low, high, count) {
   const minStep = (high - low) / Math.max(1, count) || 1;
   const power = 10 ** Math.floor(Math.log10(minStep));
@@ -68,15 +72,22 @@ function span(values, pad) {
   return [low - margin, high + margin];
 }
 
-// series: [{ label, slot, x: [], y: [], kind: "line" | "steps" | "cloud" }]
-export function draw(svg, series, { xLabel, yLabel, xFormat, yFormat, tip }) {
+// The first point of a line from a quarter of the range on that all lines share.
+function lateStart(series, line) {
+  const end = Math.min(...series.filter((other) => other.x.length).map((other) => other.x.at(-1)));
+  return Math.max(0, Math.min(line.x.length - 1, line.x.findIndex((x) => x >= end / 4)));
+}
+
+// series: [{ label, slot, x: [], y: [], band: [], isThin, kind: "line" | "steps" | "equal" | "cloud" }]
+export function draw(svg, series, { xLabel, yLabel, xFormat, yFormat, tip, hasZoom = false }) {
   const { width, height } = svg.getBoundingClientRect();
   if (!width) return;
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.replaceChildren();
   const [left, right, top, bottom] = [66, 10, 8, 40];
   const [x0, x1] = span(series.flatMap((line) => line.x), 0.02);
-  const [y0, y1] = span(series.flatMap((line) => line.y), 0.05);
+  const edges = (line) => line.y.flatMap((value, i) => [value - (line.band?.[i] ?? 0), value + (line.band?.[i] ?? 0)]);
+  const [y0, y1] = span(series.flatMap((line) => (hasZoom ? edges(line).slice(2 * lateStart(series, line)) : edges(line))), 0.05);
   const px = (value) => left + ((value - x0) / (x1 - x0)) * (width - left - right);
   const py = (value) => height - bottom - ((value - y0) / (y1 - y0)) * (height - top - bottom);
   for (const tick of ticks(y0, y1, height / 55)) {
@@ -90,24 +101,28 @@ export function draw(svg, series, { xLabel, yLabel, xFormat, yFormat, tip }) {
   svg.append(node("path", { d: `M${left} ${top}V${height - bottom}H${width - right}`, class: "axis", fill: "none" }));
   svg.append(node("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, xLabel));
   svg.append(node("text", { x: 0, y: 0, transform: `translate(12 ${(height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, yLabel));
-  const points = [];
-  for (const line of series) drawSeries(svg, line, px, py, points);
-  hover(svg, points, { top, bottom: height - bottom, tip });
+  const inside = node("svg", { x: left, y: top, width: width - left - right, height: height - top - bottom });
+  inside.setAttribute("viewBox", `${left} ${top} ${width - left - right} ${height - top - bottom}`);
+  inside.setAttribute("overflow", hasZoom ? "hidden" : "visible");
+  svg.append(inside);
+  const curves = series.map((line) => drawSeries(inside, line, px, py));
+  hover(svg, curves, { top, bottom: height - bottom, tip });
 }
 
-function drawSeries(svg, series, px, py, points) {
+function drawSeries(svg, series, px, py) {
   const { line, dash, mark: markKind } = style(series.slot);
   const known = [];
   series.x.forEach((x, index) => {
     const y = series.y[index];
-    if (x !== null && y !== null) known.push({ x: px(x), y: py(y), index, series });
+    if (x !== null && y !== null) known.push({ x: px(x), y: py(y), index });
   });
-  points.push(...known);
+  const group = node("g", { class: series.isThin ? `${line} thin` : line });
+  svg.append(group);
+  const drawn = { series, points: known, group };
   if (series.kind === "cloud") {
-    for (const { x, y } of known) svg.append(node("circle", { cx: x, cy: y, r: 2.2, class: "cloud" }));
-    return;
+    for (const { x, y } of known) group.append(node("circle", { cx: x, cy: y, r: 2.2, class: "cloud" }));
+    return drawn;
   }
-  const group = node("g", { class: line });
   if (series.band) {
     const edge = (sign) => known.map(({ x, index }) => `${x.toFixed(1)} ${py(series.y[index] + sign * series.band[index]).toFixed(1)}`);
     group.append(node("path", { d: `M${[...edge(1), ...edge(-1).reverse()].join("L")}z`, class: "band" }));
@@ -118,35 +133,59 @@ function drawSeries(svg, series, px, py, points) {
     else if (series.kind === "steps") path += `H${x.toFixed(1)}V${y.toFixed(1)}`;
     else path += `L${x.toFixed(1)} ${y.toFixed(1)}`;
   });
-  group.append(node("path", { d: path, class: "curve", "stroke-dasharray": dash }));
+  group.append(node("path", { d: path, class: "curve", "stroke-dasharray": series.kind === "equal" ? "3 4" : dash }));
   const every = Math.max(1, Math.ceil(known.length / 8));
+  const isMarked = (i) => series.kind !== "equal" && !series.isThin && (i % every === series.slot % every || i === known.length - 1);
   known.forEach(({ x, y }, i) => {
-    if (i % every === series.slot % every || i === known.length - 1) group.append(mark(markKind, x, y));
+    if (isMarked(i)) group.append(mark(markKind, x, y));
   });
-  svg.append(group);
+  return drawn;
 }
 
-function hover(svg, points, { top, bottom, tip }) {
+// The squared distance from a point to the stretch between two others.
+function distanceToStretch(x, y, a, b) {
+  const [dx, dy] = [b.x - a.x, b.y - a.y];
+  const part = Math.max(0, Math.min(1, ((x - a.x) * dx + (y - a.y) * dy) / (dx * dx + dy * dy || 1)));
+  return (a.x + part * dx - x) ** 2 + (a.y + part * dy - y) ** 2;
+}
+
+// The curve nearest to a place of the chart, however far, and its point nearest to it.
+export function findNearest(curves, x, y) {
+  let [nearest, nearestDistance] = [null, Infinity];
+  for (const curve of curves) {
+    const { points, series } = curve;
+    points.forEach((point, i) => {
+      const isJoined = i > 0 && series.kind !== "cloud";
+      const distance = distanceToStretch(x, y, isJoined ? points[i - 1] : point, point);
+      if (distance < nearestDistance) [nearest, nearestDistance] = [curve, distance];
+    });
+  }
+  if (!nearest) return null;
+  const apart = (point) => (point.x - x) ** 2 + (point.y - y) ** 2;
+  return { curve: nearest, point: nearest.points.reduce((a, b) => (apart(b) < apart(a) ? b : a)) };
+}
+
+function hover(svg, curves, { top, bottom, tip }) {
   const cross = node("path", { class: "cross", d: "" });
   const ring = node("circle", { r: 6, fill: "none", class: "axis", visibility: "hidden" });
   svg.append(cross, ring);
+  const highlight = (curve) => {
+    for (const { group } of curves) group.classList.toggle("strong", group === curve?.group);
+  };
   svg.onpointermove = (event) => {
     const box = svg.getBoundingClientRect();
-    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-    let [nearest, nearestDistance] = [null, Infinity];
-    for (const point of points) {
-      const distance = (point.x - x) ** 2 + (point.y - y) ** 2;
-      if (distance < nearestDistance) [nearest, nearestDistance] = [point, distance];
+    const found = findNearest(curves, event.clientX - box.left, event.clientY - box.top);
+    highlight(found?.curve);
+    cross.setAttribute("d", found ? `M${found.point.x} ${top}V${bottom}` : "");
+    ring.setAttribute("visibility", found ? "visible" : "hidden");
+    if (found) {
+      ring.setAttribute("cx", found.point.x);
+      ring.setAttribute("cy", found.point.y);
     }
-    cross.setAttribute("d", nearest ? `M${nearest.x} ${top}V${bottom}` : "");
-    ring.setAttribute("visibility", nearest ? "visible" : "hidden");
-    if (nearest) {
-      ring.setAttribute("cx", nearest.x);
-      ring.setAttribute("cy", nearest.y);
-    }
-    showTip(nearest && tip(nearest.series, nearest.index), event);
+    showTip(found && tip(found.curve.series, found.point.index), event);
   };
   svg.onpointerleave = () => {
+    highlight(null);
     cross.setAttribute("d", "");
     ring.setAttribute("visibility", "hidden");
     showTip(null);

@@ -1,4 +1,4 @@
-// Draw the timeline of devices on a canvas: a bar is a mini-batch, stronger where more was trained.
+// Draw the timeline of devices on a canvas: a bar is a mini-batch, darker where more was trained.
 
 import { short, showTip, ticks } from "./chart.js";
 
@@ -27,7 +27,8 @@ export function shade(level) {
   return `rgb(${from.map((value, i) => Math.round(value + (to[i] - value) * part)).join()})`;
 }
 
-export function drawLanes(canvas, timeline) {
+// `tableRows` is how many rows the method's table has, if that is known.
+export function drawLanes(canvas, timeline, tableRows) {
   const { rounds, first } = timeline;
   const tasks = rounds.flatMap((round, index) =>
     round.tasks.map((task) => ({ ...task, opened: round.opened, round: first + index, unit: timeline.unit })),
@@ -52,7 +53,8 @@ export function drawLanes(canvas, timeline) {
   const to = rounds.length ? rounds.at(-1).closed : 1;
   const px = (seconds) => LEFT + ((seconds - from) / (to - from || 1)) * (width - LEFT - 12);
   drawFrame(context, { devices, px, from, to, width, height, colour, timeline });
-  const maxRow = Math.max(1, ...tasks.flatMap((task) => task.rows));
+  const highest = tasks.reduce((row, task) => Math.max(row, ...task.rows), -1);
+  const maxRow = Math.max(1, tableRows ? tableRows - 1 : highest);
   const bars = [];
   for (const task of tasks) {
     const y = TOP + LANE * lanes.get(task.device) + 2;
@@ -65,7 +67,7 @@ export function drawLanes(canvas, timeline) {
     showTip(hit && describeBar(hit), event);
   };
   canvas.onpointerleave = () => showTip(null);
-  return { tasks, devices };
+  return { tasks, devices, highest };
 }
 
 function drawFrame(context, { devices, px, from, to, width, height, colour, timeline }) {
@@ -98,14 +100,14 @@ function drawTask(context, task, { y, px, maxRow, colour, isDark, bars }) {
     const width = Math.max(0.6, px(task.opened + task.ends[step]) - x - 0.8);
     context.fillStyle = shade(((task.rows[step] ?? maxRow) / maxRow) * 0.9 + 0.05);
     context.fillRect(x, y, width, height);
-    if (isDark && width > 2) {
-      context.strokeStyle = colour("--faint"); // dark bars on a dark ground need an edge
-      context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
-    }
     bars.push({ x, y, width, task, step });
   });
   if (!task.starts.length) return;
   const [x, end] = [px(task.opened + task.starts[0]), px(task.opened + task.ends.at(-1))];
+  if (isDark && !isLost) {
+    context.strokeStyle = colour("--faint"); // dark bars on a dark ground need an edge
+    context.strokeRect(x - 0.5, y - 0.5, end - x + 0.5, height + 1);
+  }
   if (isLost) drawHatch(context, x, y, end - x, height, colour);
   if (kind === "finished") return;
   context.font = "10px system-ui, sans-serif";
