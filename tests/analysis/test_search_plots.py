@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from pliant.analysis.pareto_plot import (
     draw_search_fronts,
     load_rate_vectors,
     make_rate_vectors,
+    normalise_front,
 )
 from pliant.bench.profile import StepTimeFit, draw_fit
 from pliant.nn.pareto_table import ParetoTable
@@ -29,6 +32,36 @@ def test_points_are_marked_by_their_side():
     marked = {p.get_label(): p.get_offsets().tolist() for p in axes.collections}
     assert marked["side 16"] == [[0.0, 1.0], [0.5, 0.4]]
     assert marked["full side"] == [[1.0, 0.0]]
+
+
+def test_equal_rates_of_the_search_are_on_every_front(tmp_path):
+    rates = ((0.5, 0.0), (0.0, 0.0))
+    table = ParetoTable("net", rates, (0.25, 1.0), (0.3, 0.4))
+    gains = (0.2, 0.4, 0.1, 0.4)
+    staged = ParetoTable("net", rates * 2, (0.25, 1.0) * 2, gains, stages=(0, 0, 0.5, 0.5))
+    equal = [[(0.25, 0.1), (0.5, 0.2), (1.0, 0.4)], [(0.25, 0.0), (1.0, 0.3)]]
+    save_table(tmp_path / "a" / "table.safetensors", table, {"equal_rates": equal[:1]})
+    save_table(tmp_path / "b" / "table.safetensors", staged, {"equal_rates": equal})
+    save_table(
+        tmp_path / "c" / "table.safetensors", ParetoTable("n", rates, (0.2, 1.0), (0.1, 0.2))
+    )
+    first, early, late, without = load_rate_vectors([tmp_path], [])
+    assert [v.equal_rates.tolist() for v in (first, early)] == [[list(p) for p in equal[0]]] * 2
+    assert late.equal_rates.tolist() == [list(pair) for pair in equal[1]]
+    (axes,) = draw_pareto_front([first]).figure.axes
+    assert axes.lines[1].get_xydata().tolist() == first.equal_rates.tolist()
+    assert axes.lines[1].get_label() == "equal rates"
+    assert ("equal rates", "", 0.5, 0.2) in draw_pareto_front([first]).rows
+    early_gain = replace(first, gains=np.array([0.4, 0.4]))
+    assert draw_pareto_front([early_gain]).conclusion == (
+        "a: steps of 25% of the cost reach 100% of the full network's gain in a short training, "
+        "equal rates for all sites 25%."
+    )
+    assert "equal rates for all sites were not measured" in draw_pareto_front([without]).conclusion
+    lines = normalise_front(first)
+    assert [line.name for line in lines] == ["table, at fresh seeds", "equal rates, at fresh seeds"]
+    assert lines[1].costs.tolist() == pytest.approx([0.0, 1 / 3, 1.0])
+    assert lines[1].losses.tolist() == pytest.approx([3.0, 2.0, 0.0])
 
 
 def test_every_stage_of_a_table_is_drawn(tmp_path):

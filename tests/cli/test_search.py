@@ -74,7 +74,7 @@ def test_a_search_of_stages_prints_and_draws_every_stage(tmp_path, capsys):
         SPEC.replace('profile = "profile.json"', "batch_shares = [0.5]\nstages = [0, 0.5]")
     )
     out = tmp_path / "out"
-    assert cli.main(["search", str(spec), "--uniform", "--out", str(out)]) == 0
+    assert cli.main(["search", str(spec), "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("stage")] == ["stage 0", "stage 0.5"]
     table = load_table(out / "table.safetensors")

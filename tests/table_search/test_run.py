@@ -17,8 +17,9 @@ import pliant
 from pliant.nn.sites import ElasticOptions
 from pliant.nn.table_file import load_table, read_provenance
 from pliant.table_search import StepTimeModel, SurrogateSearch, UniformRates
-from pliant.table_search.run import SNAPSHOT_FILE, TABLE_FILE, iter_search, open_search, search
+from pliant.table_search.run import TABLE_FILE, iter_search, open_search, search
 from pliant.table_search.short_training import Trial, TrialOutcome
+from pliant.table_search.snapshot import SNAPSHOT_FILE
 from pliant.table_search.trial_log import TRIALS_FILE, TrialLog, read_trials
 from pliant.workers.pool import ProcessWorkers
 
@@ -147,6 +148,7 @@ def test_records_of_another_objective_are_not_used(finished, tmp_path):
     (tmp_path / TRIALS_FILE).write_bytes((finished / TRIALS_FILE).read_bytes())
     objective = replace(search_once.OBJECTIVE, batches=3)
     settings = replace(search_once.SETTINGS, algorithm=UniformRates(3), objective=objective)
+    settings = replace(settings, equal_rates=0)
     count = len(read_trials(finished / TRIALS_FILE))
     search(network(), images(80), settings, folder=tmp_path)
     assert len(read_trials(tmp_path / TRIALS_FILE)) == count + 3 * 2 + 3 * 2

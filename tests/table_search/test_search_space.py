@@ -21,6 +21,7 @@ from pliant.nn.elastic import elastic
 from pliant.nn.pareto_table import count_step_macs
 from pliant.nn.table_file import load_table, read_provenance
 from pliant.params import digest, get_params
+from pliant.rng import derive_seed
 from pliant.table_search import Nsga2, RandomSearch, SearchSettings, StepTimeModel, SurrogateSearch
 from pliant.table_search.ask_tell import SearchProblem
 from pliant.table_search.run import TABLE_FILE, open_search
@@ -215,7 +216,7 @@ def test_the_fast_search_needs_a_tenth_of_the_trainings_of_the_full_one(sites):
     settings = SearchSettings()
     genes, seeds = sites + 2, settings.objective.seeds  # with sides and batch shares
     corners = 2 * max(settings.corner_seeds, seeds)
-    common = corners + settings.fresh_seeds * settings.rows
+    common = corners + settings.fresh_seeds * (settings.rows + settings.equal_rates)
     fast = SurrogateSearch().count_trainings(genes, seeds) + common
     assert fast <= 0.1 * (settings.full_algorithm.count_trainings(genes, seeds) + common)
 
@@ -224,7 +225,7 @@ def test_a_search_of_stages_trains_as_much_as_it_announces(finished):
     progress = run(finished)
     assert (progress.phase, progress.stage) == ("done", 2)
     design = SurrogateSearch.count_trainings(SETTINGS.algorithm, 4, SETTINGS.objective.seeds)
-    assert progress.expected == 2 * (design + 2 * 2 + 2 * 10)
+    assert progress.expected == 2 * (design + 2 * 2 + 2 * (10 + SETTINGS.equal_rates))
     assert progress.trainings <= progress.expected
 
 
@@ -232,3 +233,21 @@ def test_a_search_of_stages_trains_as_much_as_it_announces(finished):
 def test_stages_must_rise_and_leave_something_to_train(stages):
     with pytest.raises(ValueError, match="Expected one stage, or rising ones below 1"):
         pliant.SearchSettings(stages=stages)
+
+
+def test_equal_rates_of_whole_steps_are_measured_at_the_fresh_seeds_of_every_stage(finished):
+    equal_rates = read_provenance(finished / TABLE_FILE)["equal_rates"]
+    accuracies = {(r.context, r.trial): r.accuracy for r in read_trials(finished / TRIALS_FILE)}
+    contexts = list(dict.fromkeys(context for context, _ in accuracies))
+    rates = np.linspace(0.5, 0.0, SETTINGS.equal_rates).astype(np.float32).tolist()
+    seeds = [derive_seed(SETTINGS.objective.seed, "fresh", n) for n in range(SETTINGS.fresh_seeds)]
+    full_macs = NET.macs(0.0, training=True)
+    for context, points in zip(contexts, equal_rates, strict=True):
+        shares, gains = zip(*points, strict=True)
+        assert list(shares) == [count_step_macs(NET, rate) / full_macs for rate in rates]
+        means = [
+            np.mean([accuracies[context, Trial((rate, rate), seed)] for seed in seeds])
+            for rate in rates
+        ]
+        # gains count from the accuracy of the snapshot, which is the same for all
+        assert np.ptp(np.array(gains) - means) < 1e-9

@@ -1,7 +1,7 @@
 """Draw Pareto fronts and rate vectors: of tables in files and configs, and of a search."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +16,12 @@ from pliant.analysis.style import (
     get_line_style,
     make_figure,
 )
-from pliant.nn.table_file import load_table
+from pliant.nn.table_file import load_table, read_provenance
 from pliant.table_search.pareto import find_pareto_front
 from pliant.value import encode
 
 TABLE_FILE = "table.safetensors"
+EQUAL_DASH = (0, (1.5, 2))
 MAX_TICKED_SITES = 60  # beyond that, matplotlib chooses the ticks
 
 
@@ -37,27 +38,42 @@ class RateVectors:
     shares: Floats
     gains: Floats  # empty where no search measured them
     sides: Sides = ()  # of the images; empty: as they are
+    # (vector, 2): shares and gains with the same rate at all sites; empty: not measured
+    equal_rates: Floats = field(default_factory=lambda: np.zeros((0, 2)))
 
 
-def make_rate_vectors(label: str, slug: str, table: Mapping[str, Any]) -> RateVectors:
+def make_rate_vectors(
+    label: str, slug: str, table: Mapping[str, Any], equal_rates: Sequence[Any] = ()
+) -> RateVectors:
     """Take the columns of a table from plain data."""
     columns = (table["rates"], table["shares"], table.get("gains", ()))
     rates, shares, gains = (np.asarray(column, np.float64) for column in columns)
-    return RateVectors(label, slug, rates, shares, gains, tuple(table.get("sides", ())))
+    sides, points = tuple(table.get("sides", ())), np.asarray(equal_rates, np.float64)
+    return RateVectors(label, slug, rates, shares, gains, sides, points.reshape(-1, 2))
 
 
-def _split_stages(label: str, slug: str, table: Mapping[str, Any]) -> list[RateVectors]:
-    """Return the rate vectors of each stage of a table."""
+def _split_stages(
+    label: str, slug: str, table: Mapping[str, Any], equal_rates: Sequence[Any] = ()
+) -> list[RateVectors]:
+    """Return the rate vectors of each stage of a table, with the equal rates of each."""
     stages = table.get("stages") or ()
     if not stages:
-        return [make_rate_vectors(label, slug, table)]
+        return [make_rate_vectors(label, slug, table, *equal_rates[:1])]
     names = [name for name in ("rates", "shares", "gains", "sides") if table.get(name)]
     vectors = []
     for number, stage in enumerate(sorted(set(stages)), start=1):
         rows = [row for row, row_stage in enumerate(stages) if row_stage == stage]
         part = {name: [table[name][row] for row in rows] for name in names}
-        vectors.append(make_rate_vectors(f"{label}, stage {stage:g}", f"{slug}-{number}", part))
+        text, equal = f"{label}, stage {stage:g}", equal_rates[number - 1 : number]
+        vectors.append(make_rate_vectors(text, f"{slug}-{number}", part, *equal))
     return vectors
+
+
+def load_table_file(path: Path, label: str, slug: str) -> list[RateVectors]:
+    """Read a table file: one result per stage, with the equal rates that its search measured."""
+    provenance = read_provenance(path)
+    equal_rates = provenance.get("equal_rates", ()) if isinstance(provenance, dict) else ()
+    return _split_stages(label, slug, encode(load_table(path)), equal_rates)
 
 
 def load_rate_vectors(paths: Sequence[Path], groups: Sequence[RunGroup]) -> list[RateVectors]:
@@ -65,7 +81,7 @@ def load_rate_vectors(paths: Sequence[Path], groups: Sequence[RunGroup]) -> list
     files = sorted({file for path in paths if path.is_dir() for file in path.rglob(TABLE_FILE)})
     tables: list[RateVectors] = []
     for index, path in enumerate(files):
-        tables += _split_stages(path.parent.name, str(index), encode(load_table(path)))
+        tables += load_table_file(path, path.parent.name, str(index))
     for group in groups:
         config = group.first_run.config.get("method", {}).get("table")
         if isinstance(config, dict) and config.get("rates"):
@@ -109,6 +125,12 @@ def draw_pareto_front(tables: Sequence[RateVectors]) -> ReportFigure | None:
         axes.plot(table.shares, table.gains, **style)
         for row, pair in enumerate(zip(table.shares, table.gains, strict=True)):
             rows.append((table.label, row, *(round(float(value), 6) for value in pair)))
+        if len(table.equal_rates):
+            label = f"{table.label}, equal rates" if len(measured) > 1 else "equal rates"
+            line = {"linestyle": EQUAL_DASH, "linewidth": 1.2, "color": style["color"]}
+            axes.plot(*table.equal_rates.T, **line, marker="x", markersize=5, label=label)
+            for pair in table.equal_rates.tolist():
+                rows.append((label, "", *(round(value, 6) for value in pair)))
     _mark_sides(axes, [(table.shares, table.gains, table.sides) for table in measured])
     axes.set_xlabel("expected MACs of a training step, share of the full network's")
     axes.set_ylabel("gain of accuracy in a short training")
@@ -126,15 +148,20 @@ def draw_pareto_front(tables: Sequence[RateVectors]) -> ReportFigure | None:
 
 
 def _conclude_front(table: RateVectors) -> str:
-    """Say what the cheapest step gains, and which cost suffices for nine tenths of the gain."""
+    """Say which cost suffices for nine tenths of the gain, and what equal rates gain at it."""
     full = table.gains[-1]
+    if full <= 0:
+        return f"{table.label}: the full network gained nothing in a short training."
     enough = next(row for row, gain in enumerate(table.gains) if gain >= 0.9 * full)
-    return (
+    text = (
         f"{table.label}: steps of {table.shares[enough]:.0%} of the cost reach "
-        f"{table.gains[enough] / full:.0%} of the full network's gain in a short training."
-        if full > 0
-        else f"{table.label}: the full network gained nothing in a short training."
+        f"{table.gains[enough] / full:.0%} of the full network's gain in a short training"
     )
+    if not len(table.equal_rates):
+        return f"{text}; equal rates for all sites were not measured."
+    shares, gains = table.equal_rates[np.argsort(table.equal_rates[:, 0])].T
+    equal = float(np.interp(table.shares[enough], shares, gains))
+    return f"{text}, equal rates for all sites {equal / full:.0%}."
 
 
 class CostLossPoints(NamedTuple):
@@ -144,6 +171,21 @@ class CostLossPoints(NamedTuple):
     costs: Floats
     losses: Floats
     sides: Sides = ()  # of the images, to mark points
+
+
+def normalise_front(table: RateVectors) -> list[CostLossPoints]:
+    """Return a table and its equal rates as costs and losses between its two ends."""
+    cheapest, full = table.shares[0], table.shares[-1]
+    spread = max(table.gains[-1] - table.gains[0], 1e-9)
+
+    def normalise(name: str, shares: Floats, gains: Floats, sides: Sides = ()) -> CostLossPoints:
+        costs = (shares - cheapest) / (full - cheapest)
+        return CostLossPoints(name, costs, (table.gains[-1] - gains) / spread, sides)
+
+    lines = [normalise("table, at fresh seeds", table.shares, table.gains, table.sides)]
+    if len(table.equal_rates):
+        lines.append(normalise("equal rates, at fresh seeds", *table.equal_rates.T))
+    return lines
 
 
 def draw_search_fronts(

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-UNIFORM_VECTORS = 9  # vectors of equal rates in the plot
-
 if TYPE_CHECKING:
+    from pliant.analysis.pareto_plot import CostLossPoints
     from pliant.experiment.config import SearchRun
     from pliant.nn.pareto_table import ParetoTable
     from pliant.table_search.run import SearchProgress
@@ -21,7 +20,6 @@ def search(
     records: Path | None = None,
     full: bool = False,
     pictures: bool = True,
-    uniform: bool = False,
     json: bool = False,
 ) -> int:
     """Search for rate vectors, or resume an interrupted search.
@@ -41,7 +39,6 @@ def search(
             trainings are reused.
         full: Run NSGA-II as in the paper instead of the fast search.
         pictures: Also plot the front and the vectors.
-        uniform: Also measure equal rates, for comparison in the plot of the front.
         json: Print progress as JSON lines instead of a bar.
     """
     from msgspec.structs import replace
@@ -58,7 +55,7 @@ def search(
         sys.stderr.write("interrupted; run the same command to resume\n")
         return 130
     if pictures:
-        _draw_plots(run, folder, needs_uniform=uniform)
+        _draw_plots(run, folder)
     if not json:
         sys.stdout.write(f"{table}wrote {folder / 'table.safetensors'}\n")
     return 0
@@ -155,63 +152,30 @@ def _describe_stage(table: "ParetoTable") -> str:
     return text
 
 
-def _draw_plots(run: "SearchRun", folder: Path, *, needs_uniform: bool) -> None:
-    from pliant.nn.table_file import load_table
+def _draw_plots(run: "SearchRun", folder: Path) -> None:
+    """Draw the front and the vectors of every stage."""
+    from pliant.analysis import pareto_plot
     from pliant.table_search.run import TABLE_FILE
 
-    tables = load_table(folder / TABLE_FILE).split_stages()
+    tables = pareto_plot.load_table_file(folder / TABLE_FILE, folder.name, "")
     for stage, table in enumerate(tables):
         suffix = f"-{stage + 1}" if len(tables) > 1 else ""
-        _draw_stage(run, folder, table, stage, suffix, needs_uniform=needs_uniform)
+        trials = _repeat_trials(run, folder, stage)
+        front = pareto_plot.draw_search_fronts(trials, pareto_plot.normalise_front(table))
+        front.save(folder / f"front{suffix}.png")
+        pareto_plot.draw_rate_vectors(table).save(folder / f"vectors{suffix}.png")
 
 
-def _draw_stage(
-    run: "SearchRun",
-    folder: Path,
-    table: "ParetoTable",
-    stage: int,
-    suffix: str,
-    *,
-    needs_uniform: bool,
-) -> None:
-    from functools import partial
-
-    import numpy as np
-
-    from pliant.analysis import pareto_plot
+def _repeat_trials(run: "SearchRun", folder: Path, stage: int) -> "CostLossPoints":
+    """Return what a finished search tried at one of its stages."""
     from pliant.analysis.pareto_plot import CostLossPoints
     from pliant.experiment.build import build_search
     from pliant.table_search.run import open_search
-    from pliant.value import encode
 
-    settings, options = run.search, run.network.elastic_options
     net, proxy = build_search(run)
-    shares, gains = np.asarray(table.shares), np.asarray(table.gains)
-    spread = max(gains[-1] - gains[0], 1e-9)
-    costs = (shares - shares[0]) / (shares[-1] - shares[0])
-    losses = (gains[-1] - gains) / spread
-    lines = [CostLossPoints("table, at fresh seeds", costs, losses, table.sides)]
-    if needs_uniform:
-        with open_search(
-            net,
-            proxy,
-            settings,
-            workers=run.workers,
-            folder=folder / f"uniform{suffix}",
-            make_inputs=partial(build_search, run),
-            elastic_options=options,
-            stage=stage,
-        ) as state:
-            vectors = np.zeros((UNIFORM_VECTORS, state.space.genes))
-            rates = np.linspace(0.0, settings.highest_rate, UNIFORM_VECTORS)
-            vectors[:, : state.space.sites] = rates[:, None]
-            uniform = state.measure_vectors(vectors, state.fresh_seeds)
-        lines.append(CostLossPoints("equal rates, at fresh seeds", uniform[:, 0], uniform[:, 1]))
+    options = run.network.elastic_options
     with open_search(
-        net, proxy, settings, folder=folder, elastic_options=options, stage=stage
+        net, proxy, run.search, folder=folder, elastic_options=options, stage=stage
     ) as state:
         points = state.repeat_trials()
-    trials = CostLossPoints("tried", points[:, 0], points[:, 1])
-    pareto_plot.draw_search_fronts(trials, lines).save(folder / f"front{suffix}.png")
-    rate_vectors = pareto_plot.make_rate_vectors(folder.name, "", encode(table))
-    pareto_plot.draw_rate_vectors(rate_vectors).save(folder / f"vectors{suffix}.png")
+    return CostLossPoints("tried", points[:, 0], points[:, 1])

@@ -23,7 +23,7 @@ from pliant.nn.sites import ElasticOptions
 from pliant.nn.table_file import save_table
 from pliant.params import Params, digest
 from pliant.rng import derive_seed
-from pliant.storage import atomic, checkpoint
+from pliant.storage import atomic
 from pliant.table_search.ask_tell import (
     SearchProblem,
     TrialLosses,
@@ -41,8 +41,8 @@ from pliant.table_search.short_training import (
     evaluate_on_proxy,
     make_search_context,
     run_short_training,
-    train_snapshot,
 )
+from pliant.table_search.snapshot import SNAPSHOT_PATTERN, load_or_train_snapshot
 from pliant.table_search.table_rows import (
     build_table,
     fill_gaps,
@@ -55,8 +55,6 @@ from pliant.value import Value, encode
 from pliant.workers.pool import AnyWorkers, InlineWorkers, Pool, open_pool
 
 TABLE_FILE = "table.safetensors"
-SNAPSHOT_FILE = "snapshot.ckpt"
-SNAPSHOT_PATTERN = "snapshot*.ckpt"  # one per stage
 CHUNK_PER_WORKER = 8  # trainings per worker between two writes of the log
 
 InputFactory = Callable[[], tuple[nn.Module, ImageDataset]]
@@ -128,7 +126,7 @@ def iter_search(
     """
     settings = settings or SearchSettings()
     check_sides(net, proxy, settings, elastic_options)
-    tables, contexts, trainings = [], [], 0
+    tables, contexts, equal_rates, trainings = [], [], [], 0
     for stage in range(len(settings.stages)):
         with open_search(
             net,
@@ -145,6 +143,7 @@ def iter_search(
             front_vectors = yield from run.run_algorithm()
             tables.append((yield from run.measure_table(front_vectors)))
             contexts.append(run.trial_log.context)
+            equal_rates.append((yield from run.measure_equal_rates()))
             trainings += len(run.requested)
     table = join_stages(tables, settings.stages)
     if folder is not None:
@@ -154,6 +153,7 @@ def iter_search(
             "search": encode(settings),
             "context": " ".join(contexts),
             "trainings": trainings,
+            "equal_rates": equal_rates,  # by stage: cost as in the table, and gain
         }
         save_table(folder / TABLE_FILE, table, provenance)
     yield run.make_progress("done", table)
@@ -206,7 +206,7 @@ def open_search(
         context = get_context()
         if not context.net.sites:
             raise ValueError("Expected a network with filters to drop, found none")
-        snapshot_params = _load_or_train_snapshot(context, folder, settings.stages[stage])
+        snapshot_params = load_or_train_snapshot(context, folder, settings.stages[stage])
         address = f"{context.digest} {digest(snapshot_params)}"
         log = TrialLog(blake2b(address.encode(), digest_size=16).hexdigest(), folder)
         with closing(log):
@@ -217,23 +217,6 @@ def _make_context(
     make_inputs: InputFactory, settings: SearchSettings, options: ElasticOptions | None
 ) -> SearchContext:
     return make_search_context(*make_inputs(), settings.objective, options, check=False)
-
-
-def _load_or_train_snapshot(context: SearchContext, folder: Path | None, stage: float) -> Params:
-    """Return the snapshot on disk if it is intact and belongs to this context, else a new one."""
-    name = SNAPSHOT_FILE if stage == 1.0 else f"snapshot-{stage}.ckpt"
-    path = None if folder is None else folder / name
-    if path is not None and path.exists():
-        try:
-            params, context_digest = checkpoint.load(path)
-        except checkpoint.CorruptCheckpoint:
-            context_digest = None
-        if context_digest == context.digest:
-            return params
-    params = train_snapshot(context, stage)
-    if path is not None:
-        atomic.write_bytes(path, checkpoint.to_bytes(params, context.digest))
-    return params
 
 
 @dataclass
@@ -268,7 +251,7 @@ class SearchState:
         self.min_step_cost = self.step_cost(self.cheapest_step)
         self.max_step_cost = self.step_cost(self.full_step)
         expected = settings.algorithm.count_trainings(genes, objective.seeds)
-        expected += 2 * seed_count + settings.fresh_seeds * settings.rows
+        expected += 2 * seed_count + settings.fresh_seeds * (settings.rows + settings.equal_rates)
         self.expected_trainings = expected * len(settings.stages)
 
     def step_cost(self, vector: FloatArray) -> float:
@@ -332,15 +315,27 @@ class SearchState:
         vectors = np.vstack([front_vectors, self.full_step, self.cheapest_step])
         vectors = np.unique(vectors, axis=0)
         vectors = thin_vectors(vectors, self.compute_costs(vectors), self.settings.rows)
-        yield from self.train_missing(request_same_seeds(vectors, self.fresh_seeds), "fresh")
-        start = evaluate_on_proxy(self.context, self.snapshot_params).accuracy
-        accuracies = [self._get_gains(v, self.fresh_seeds)[:, 0].mean() for v in vectors]
-        gains = np.array(accuracies) - start
+        gains = yield from self.measure_gains(vectors)
         rows = select_monotone(vectors, self.compute_costs(vectors), gains)
         levels = len(self.space.level_counts)
         rows = fill_gaps(rows, self.settings.rows, self.compute_costs, levels)
         choice = self.settings.objective.choice
         return build_table(self.context.net, rows, self.space, choice, self.settings.profile)
+
+    def measure_equal_rates(self) -> Generator[SearchProgress, None, list[tuple[float, float]]]:
+        """Measure the same rate at all sites; return shares of the MACs and gains."""
+        rates = np.linspace(self.settings.highest_rate, 0.0, self.settings.equal_rates)
+        vectors = self.space.round(self.space.make_equal_vectors(rates))
+        gains = yield from self.measure_gains(vectors)
+        shares = [self._step_share(self.space.make_trial(vector, 0)) for vector in vectors]
+        return list(zip(shares, gains.tolist(), strict=True))
+
+    def measure_gains(self, vectors: FloatArray) -> Generator[SearchProgress, None, FloatArray]:
+        """Return the mean gain of accuracy of each vector in short trainings at fresh seeds."""
+        yield from self.train_missing(request_same_seeds(vectors, self.fresh_seeds), "fresh")
+        start = evaluate_on_proxy(self.context, self.snapshot_params).accuracy
+        accuracies = [self._get_gains(v, self.fresh_seeds)[:, 0].mean() for v in vectors]
+        return np.array(accuracies) - start
 
     def measure_vectors(self, vectors: FloatArray, seeds: tuple[int, ...]) -> FloatArray:
         """Return the normalised cost and loss of each vector; measure the corners likewise."""
@@ -360,8 +355,7 @@ class SearchState:
 
     def train_missing(self, request: TrialRequest, phase: str) -> Iterator[SearchProgress]:
         """Run the trials of a request that are not in the log yet."""
-        net, size = self.context.net, CHUNK_PER_WORKER * self.pool.count
-        full_macs, choice = net.macs(net.full, training=True), self.settings.objective.choice
+        size = CHUNK_PER_WORKER * self.pool.count
         pairs = zip(*request, strict=True)
         all_trials = (self.space.make_trial(vector, s) for vector, seeds in pairs for s in seeds)
         trials = list(dict.fromkeys(all_trials))
@@ -373,10 +367,15 @@ class SearchState:
             chunk = missing[start : start + size]
             outcomes = self.pool.run(chunk, self.snapshot_params)
             for trial, outcome in zip(chunk, outcomes, strict=True):
-                macs = count_step_macs(net, trial.rates, trial.side, trial.batch, choice)
-                self.trial_log.put(trial, outcome, macs / full_macs)
+                self.trial_log.put(trial, outcome, self._step_share(trial))
             self.requested.update(chunk)
             yield self.make_progress(phase)
+
+    def _step_share(self, trial: Trial) -> float:
+        """Return the MACs of a step as a share of the full network's."""
+        net, choice = self.context.net, self.settings.objective.choice
+        macs = count_step_macs(net, trial.rates, trial.side, trial.batch, choice)
+        return macs / net.macs(net.full, training=True)
 
     def _get_gains(self, vector: FloatArray, seeds: tuple[int, ...]) -> FloatArray:
         """Return (seed, 2): accuracy and negative cross-entropy."""

@@ -47,6 +47,11 @@ class SearchSpace:
             vectors = np.hstack([rates, snapped[:, self.sites :] * self.highest_rate])
         return round_rates(vectors)
 
+    def make_equal_vectors(self, rates: FloatArray) -> FloatArray:
+        """Return vectors with the same rate at all sites, of full images and mini-batches."""
+        levels = np.zeros((len(rates), self.genes - self.sites))
+        return np.hstack([np.repeat(rates[:, None], self.sites, axis=1), levels])
+
     def make_trial(self, vector: FloatArray, seed: int) -> Trial:
         """Return the short training of a vector."""
         genes = (vector[self.sites :] / self.highest_rate).tolist()
