@@ -6,6 +6,7 @@ from importlib.resources import files
 import pytest
 
 from pliant.analysis.style import COLOURS, TEXT_COLOUR
+from pliant.report.dark import DARK_COLOURS, DARK_LINES, GROUND
 
 DASHBOARD = files("pliant.dashboard").joinpath("static", "app.css").read_text()
 REPORT = files("pliant.report").joinpath("page.css").read_text()
@@ -57,6 +58,15 @@ def test_lines_stand_out(theme):
     for number in range(8):
         for ground in (theme["panel"], theme["selected"]):
             assert compute_contrast(theme[f"line-{number}"], ground) >= 3.0, number
+
+
+def test_dark_figures_stand_out_and_lines_have_the_colours_of_the_dashboard():
+    light, dark, _ = parse_themes(DASHBOARD)
+    assert [light[f"line-{number}"] for number in range(8)] == list(COLOURS)
+    assert [dark[f"line-{number}"] for number in range(8)] == list(DARK_LINES)
+    assert all(compute_contrast(colour, GROUND) >= 3.0 for colour in DARK_LINES)
+    assert compute_contrast(DARK_COLOURS[TEXT_COLOUR], GROUND) >= 4.5
+    assert f"figure {{ background: {GROUND}; }}" in REPORT
 
 
 def test_figures_of_the_report_stand_out_on_white():

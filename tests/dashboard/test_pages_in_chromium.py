@@ -10,9 +10,11 @@ import pytest
 from tests.dashboard.chromium import count, find_browser, get_centre, get_text, serve, set_choice
 from tests.dashboard.written_runs import make_lines, write_run
 from tests.suspended import start_suspended, wait_until_suspended
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, wait_until
 
-from pliant.cli import main
+from pliant.analysis.style import TEXT_COLOUR
+from pliant.report.build import write_report
+from pliant.report.dark import DARK_COLOURS, GROUND
 
 pytestmark = [
     pytest.mark.waits,
@@ -265,28 +267,69 @@ def test_the_page_survives_a_server_restart(browser, tmp_path):
         page.close()
 
 
-def test_the_report_is_self_contained(browser, tmp_path, capsys):
-    for method in ("fedavg", "distreal"):
+@pytest.fixture(scope="module")
+def report_page(tmp_path_factory):
+    """Return the page of a report on federated and split methods, which have no data in common."""
+    runs = tmp_path_factory.mktemp("reported") / "runs"
+    methods = {"fedavg": "digits", "distreal": "digits", "split": "other", "splitfed": "other"}
+    for method, data in methods.items():
         for seed in (0, 1):
-            folder = tmp_path / "runs" / f"method={method},seed={seed}"
-            write_run(folder, 4, seed=seed, method={"type": method})
-    assert main(["report", str(tmp_path / "runs")]) == 0
-    path = capsys.readouterr().out.strip()
-    page = browser.open(f"file://{path}")
+            about = {"seed": seed, "method": {"type": method}, "data": {"name": data}}
+            write_run(runs / f"method={method},seed={seed}", lower=0.1 * seed, **about)
+    return write_report([runs], runs.parent / "report", target=0.6)
+
+
+def test_the_report_is_self_contained_short_and_fits_a_phone(browser, report_page, tmp_path):
+    page = browser.open(f"file://{report_page}")
     page.until("document.readyState === 'complete' && document.images.length > 4")
-    assert page.run("[...document.images].every(i => i.naturalWidth > 0 && i.alt.length > 40)")
+    images = "[...document.images]"
+    assert page.run(f"{images}.every(i => i.naturalWidth > 0 && i.alt.length > 40)")
     assert page.run(
         "[...document.querySelectorAll('figure')].every(f => f.parentNode.querySelector('table'))"
     )
     assert all(url.startswith(("file:", "data:")) for url in page.get_requested_urls())
-    page.save_screenshot(tmp_path / "report.png", is_full_page=True)
-    page.set_scheme("dark")
-    assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 25, 31)"
-    page.resize(360, 740, is_phone=True)
-    page.until("document.documentElement.scrollWidth <= 360")
-    page.resize(1280, 900)
     assert page.run("document.documentElement.scrollHeight") < 4 * 900  # details are folded
+    opened = "[...document.querySelectorAll('section[id]')].map(s => s.id)"
+    assert page.run(opened) == [
+        "summary",
+        "accuracy-seconds",
+        "time-to-target",
+        "trade-off-federated",
+    ]
+    page.save_screenshot(tmp_path / "report.png", is_full_page=True)
     page.run("location.hash = 'config'")
     page.until("document.querySelector('#config').closest('details').open")
+    wide = page.run(f"{images}.map(i => i.naturalWidth)")
+    page.resize(390, 844, is_phone=True)
+    page.until("document.documentElement.scrollWidth <= 390")
+    page.until(
+        f"{images}.every(i => i.naturalWidth === 336)"
+    )  # 3.5 inches, at which text is readable
+    assert min(wide) > 800
     assert page.get_errors() == []
+    page.close()
+
+
+def test_figures_of_the_report_are_dark_on_a_dark_page(browser, report_page, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    page = browser.open(f"file://{report_page}", scheme="dark")
+    page.until("document.readyState === 'complete' && document.images.length > 4")
+    assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 25, 31)"
+    page.run("document.querySelector('figure img').scrollIntoView({block: 'center'})")
+    box = "document.querySelector('figure img').getBoundingClientRect()"
+    left, top, width, height = map(
+        round, page.run(f"[{box}.left, {box}.top, {box}.width, {box}.height]")
+    )
+    path = tmp_path / "dark.png"
+
+    def count_colours():
+        page.save_screenshot(path)
+        figure = image.open(path).convert("RGB").crop((left, top, left + width, top + height))
+        return {colour: number for number, colour in figure.getcolors(1 << 20)}
+
+    ground = tuple(bytes.fromhex(GROUND[1:]))
+    wait_until(lambda: count_colours().get(ground, 0) > 0.5 * width * height, "a dark figure")
+    colours = count_colours()
+    assert colours.get((255, 255, 255), 0) == 0
+    assert colours.get(tuple(bytes.fromhex(DARK_COLOURS[TEXT_COLOUR][1:])), 0) > 100  # text
     page.close()

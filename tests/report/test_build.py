@@ -45,7 +45,7 @@ class PageReader(HTMLParser):
         self.open, self.alts, self.links = [], [], []
 
     def handle_starttag(self, tag, attrs):
-        if tag not in ("meta", "link", "img"):
+        if tag not in ("meta", "link", "img", "source"):
             self.open.append(tag)
         if tag == "img":
             self.alts.append(dict(attrs)["alt"])
@@ -105,6 +105,8 @@ def test_every_figure_has_its_files(page):
         pdf = (page.parent / f"{slug}.pdf").read_bytes()
         width = float(re.search(rb"/MediaBox \[ *0 0 ([\d.]+) ", pdf)[1])
         assert width == pytest.approx(3.5 * 72, abs=1)  # a column, in points
+        column = xml.etree.ElementTree.parse(page.parent / f"{slug}-column.svg").getroot()
+        assert column.get("width") == "252pt"
         assert len(list(csv.reader((page.parent / f"{slug}.csv").read_text().splitlines()))) > 1
 
 
@@ -124,6 +126,13 @@ def test_the_csv_files_have_the_numbers_of_the_records(page):
     assert {row["accuracy"] for row in rounds} == {"0.2", "0.4", "0.3", "0.6"}
     curve = read_csv(page, "accuracy-rounds.csv")
     assert {row["accuracy"] for row in curve if row["group"] == "a"} == {"0.2", "0.4"}
+
+
+def test_the_summary_is_also_there_as_numbers(page):
+    rows = {row["group"]: row for row in read_csv(page, "summary.csv")}
+    assert (rows["a"]["accuracy"], rows["a"]["accuracy_std"]) == ("0.4", "0")
+    assert (rows["<b>"]["accuracy"], rows["<b>"]["accuracy_std"]) == ("0.6", "")
+    assert rows["<b>"]["seconds_to_target"] == "1"
 
 
 def test_the_same_runs_give_the_same_figure(page, folder):

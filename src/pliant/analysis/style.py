@@ -5,6 +5,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from pliant.extras import require
@@ -12,12 +13,16 @@ from pliant.storage import atomic
 
 # Dark tones of the Okabe-Ito palette: contrast of at least 3:1 against white, distinct for all
 # kinds of colour blindness, and of different lightness for grey print.
-COLOURS = ("#0072b2", "#c44e00", "#007a5a", "#a0457e", "#806000", "#1a1a1a", "#4c86d9", "#8a8a8a")
+COLOURS = ("#0072b2", "#c44e00", "#007a5a", "#a0457e", "#806000", "#1a1a1a", "#3f7ad0", "#767676")
 DASHES = ("solid", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (9, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "h", ">")
 TEXT_COLOUR = "#1d2733"
+EDGE_COLOUR = "#fdfdfd"  # between bars: not white, because the edge of a dark bar is not dark
 WIDTH = 8.6  # inches
 COLUMN_WIDTH, MIN_AXES_HEIGHT, LINE_HEIGHT = 3.5, 2.2, 0.21  # inches; a line of a legend
+LEGEND_OFFSET, LABEL_LINE_HEIGHT = 0.4, 0.15  # inches below the axes; a line of a label
+X_LABEL_CHARACTERS, Y_LABEL_CHARACTERS = 32, 20  # per line, at the width of a column
+TITLE_CHARACTERS, MAX_COLUMN_TICKS = 44, 8
 RC_PARAMS = {
     "font.family": "sans-serif",
     "font.size": 9.5,
@@ -51,7 +56,8 @@ class ReportFigure:
 
     def render(self, file_format: str) -> bytes:
         out = io.BytesIO()
-        metadata = {"Date": None} if file_format == "svg" else None  # equal runs, equal bytes
+        # equal runs, equal bytes
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format)
         with _use_rc_params():
             self.figure.savefig(
                 out, format=file_format, dpi=150, metadata=metadata, facecolor="white"
@@ -59,28 +65,35 @@ class ReportFigure:
         self.figure.set_layout_engine("none")  # layout takes half of the time: do it only once
         return out.getvalue()
 
-    def render_column(self) -> bytes:
-        """Return a PDF as wide as a column of a paper; the figure keeps its layout."""
-        out, figure = io.BytesIO(), self.figure
+    def render_column(self) -> dict[str, bytes]:
+        """Return PDF and SVG as wide as a column of a paper; the figure keeps its layout."""
+        figure = self.figure
         inner = [axes.get_legend() for axes in figure.axes if axes.get_legend() is not None]
         legends = [*inner, *figure.legends]
         lines = sum(len(legend.get_texts()) for legend in [*legends, *figure.legends])
         width, height = figure.get_size_inches()
-        height = max(COLUMN_WIDTH * height / width, MIN_AXES_HEIGHT) + LINE_HEIGHT * lines
+        panels = max(1, len(inner))
+        height = max(COLUMN_WIDTH * height / width, MIN_AXES_HEIGHT * panels) + LINE_HEIGHT * lines
         figure.set_size_inches(COLUMN_WIDTH, height)
+        for axes in figure.axes:
+            if title := axes.get_title("left"):
+                axes.set_title(fill(title, TITLE_CHARACTERS), loc="left", fontsize=8.5)
+            if axes.images and len(axes.get_xticks()) > MAX_COLUMN_TICKS:  # of a heat map
+                axes.set_xticks(axes.get_xticks()[::2])
+            axes.set_xlabel(fill(axes.get_xlabel(), X_LABEL_CHARACTERS))
+            axes.set_ylabel(fill(axes.get_ylabel(), Y_LABEL_CHARACTERS))
         with _use_rc_params():
-            for legend in inner:  # below the axes and their label
-                legend.set_loc("upper center")
-                legend.set_bbox_to_anchor((0.5, -0.25))
+            for legend in inner:
+                _move_below(legend)
             for legend in list(figure.legends):  # one entry per line
                 handles, texts = legend.legend_handles, [t.get_text() for t in legend.get_texts()]
                 legend.remove()
                 figure.legend(
-                    handles, texts, loc="outside lower center", fontsize=8, labelspacing=1.6
-                )
+                    handles, texts, loc="outside lower center", fontsize=8, labelspacing=1.6,
+                    borderpad=1.2, handletextpad=1.8,
+                )  # fmt: skip
             figure.set_layout_engine("constrained")
-            figure.savefig(out, format="pdf", metadata={"CreationDate": None}, facecolor="white")
-        return out.getvalue()
+        return {kind: self.render(kind) for kind in ("pdf", "svg")}
 
     def save(self, path: Path) -> Path:
         """Write the image to a file, whose suffix sets the format."""
@@ -103,6 +116,16 @@ def draw_heat_map(
     axes.grid(visible=False)
     options = {"aspect": "auto", "origin": "lower", "interpolation": "nearest"}
     return axes.imshow(values, cmap="Blues", vmin=vmin, vmax=vmax, **options)
+
+
+def _move_below(legend: Any) -> None:
+    """Move the legend of some axes below their ticks and their label."""
+    transforms = require("matplotlib.transforms", "report")
+    axes, scale = legend.axes, legend.figure.dpi_scale_trans
+    offset = LEGEND_OFFSET + LABEL_LINE_HEIGHT * axes.get_xlabel().count("\n")
+    legend.set_loc("upper center")
+    below = axes.transAxes + transforms.ScaledTranslation(0, -offset, scale)
+    legend.set_bbox_to_anchor((0.5, 0.0), transform=below)
 
 
 def _use_rc_params() -> Any:

@@ -84,16 +84,16 @@ def summarise_groups(groups: list[RunGroup], target: float) -> list[SummaryRow]:
 
 
 def _summarise(groups: Mapping[AxisValues, Sequence[Rounds]], target: float) -> list[SummaryRow]:
-    rows = [_summarise_group(group, runs, target) for group, runs in groups.items()]
+    rows = [summarise_runs(group, runs, target) for group, runs in groups.items()]
     rows = _compare_at_equal_time(rows, list(groups.values()))
     budgets = get_budgets(rows)
     return [
         replace(
             row,
-            c3=_compute_c3(row, row.mean_accuracy, budgets),
+            c3=compute_c3(row, row.mean_accuracy, budgets),
             local_c3=None
             if row.local_accuracy is None
-            else _compute_c3(row, row.local_accuracy, budgets),
+            else compute_c3(row, row.local_accuracy, budgets),
         )
         for row in rows
     ]
@@ -129,16 +129,18 @@ def rank_by_c3(rows: Sequence[SummaryRow], factor: float = 1.0) -> list[str]:
     """Return the rows' labels by falling C3-Score, with the budgets times a factor."""
     megabytes, gigamacs = get_budgets(rows)
     budgets = factor * megabytes, factor * gigamacs
-    ranked = sorted(rows, key=lambda row: -_compute_c3(row, row.mean_accuracy, budgets))
+    ranked = sorted(rows, key=lambda row: -compute_c3(row, row.mean_accuracy, budgets))
     return [row.label for row in ranked]
 
 
-def _compute_c3(row: SummaryRow, accuracy: float, budgets: tuple[float, float]) -> float:
+def compute_c3(row: SummaryRow, accuracy: float, budgets: tuple[float, float]) -> float:
+    """Return the C3-Score of an accuracy at the costs of a row."""
     megabytes, gigamacs = budgets
     return c3_score(accuracy, row.megabytes, row.gigamacs, max_traffic=megabytes, max_macs=gigamacs)
 
 
-def _summarise_group(group: AxisValues, runs: Sequence[Rounds], target: float) -> SummaryRow:
+def summarise_runs(group: AxisValues, runs: Sequence[Rounds], target: float) -> SummaryRow:
+    """Summarise runs that differ only in their seed, without the C3-Score."""
     accuracies = [[r.accuracy for r in run if r.accuracy is not None] for run in runs]
     final = [values[-1] for values in accuracies if values]
     hits = [next((r for r in run if (r.accuracy or 0.0) >= target), None) for run in runs]

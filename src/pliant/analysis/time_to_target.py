@@ -84,4 +84,6 @@ def _conclude(
     if others:
         text += f"; {others[0]} takes {complete[others[0]] / complete[best]:.2f} times as long"
     missing = len(times) - len(complete)
-    return f"{text}{f'; {missing} of {len(times)} groups do not' if missing else ''}."
+    if missing:
+        text += f"; {missing} of {len(times)} groups {'does' if missing == 1 else 'do'} not"
+    return f"{text}."

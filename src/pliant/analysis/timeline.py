@@ -5,7 +5,7 @@ from typing import Any
 
 from pliant.analysis.records import read_tasks
 from pliant.analysis.runs import RunFolder
-from pliant.analysis.style import ReportFigure, make_figure
+from pliant.analysis.style import EDGE_COLOUR, ReportFigure, make_figure
 from pliant.engine.record_fields import TaskFields
 from pliant.extras import require
 
@@ -130,7 +130,7 @@ def _draw_task(
         [(start, end - start) for start, end in zip(task.starts, task.ends, strict=True)],
         (y - 0.38, 0.76),
         facecolors=[colours(0.05 + 0.8 * level) for level in levels],
-        edgecolor="white" if not is_lost else "#b00020",
+        edgecolor=EDGE_COLOUR if not is_lost else "#b00020",
         hatch="////" if is_lost else None,
         linewidth=0.5,
     )

@@ -12,7 +12,7 @@ from tempfile import mkdtemp
 
 import msgspec
 
-from pliant.analysis import pareto_plot
+from pliant.analysis import pareto_plot, summary_csv
 from pliant.analysis.curves import AXES, draw_learning_curves
 from pliant.analysis.data_overview import draw_class_counts, load_data_overview
 from pliant.analysis.runs import (
@@ -46,6 +46,7 @@ TIMELINE_ROUNDS = 3  # per timeline
 MAX_CLASS_FIGURES = 4
 # Figures that the page shows at once, by the start of their names; others are folded.
 OPEN_FIGURES = ("accuracy-seconds", "time-to-target", "trade-off", "pareto")
+OPEN_HEIGHT = 15.0  # inches of open figures: with table and titles less than four screens
 
 ProgressFn = Callable[[str, int, int], object]  # next step, steps done, steps in all
 
@@ -123,15 +124,20 @@ def _write_files(data: _ReportData, folder: Path, title: str, command: str) -> N
     sections: list[Section] = []
     if data.finished:
         sections.append(_write_summary(data, folder))
+    height_left = OPEN_HEIGHT
     for figure in filter(None, _draw_figures(data)):
         data.start_step(f"drawing {figure.title}")
+        height = float(figure.figure.get_size_inches()[1])
         svg = figure.render("svg")
         (folder / f"{figure.slug}.svg").write_bytes(svg)
         (folder / f"{figure.slug}.png").write_bytes(figure.render("png"))
-        (folder / f"{figure.slug}.pdf").write_bytes(figure.render_column())
+        column = figure.render_column()
+        (folder / f"{figure.slug}.pdf").write_bytes(column["pdf"])
+        (folder / f"{figure.slug}-column.svg").write_bytes(column["svg"])
         (folder / f"{figure.slug}.csv").write_text(format_csv(figure.header, figure.rows))
-        section = make_figure_section(figure, svg)
-        is_open = figure.slug.startswith(OPEN_FIGURES)
+        section = make_figure_section(figure, svg, column["svg"])
+        is_open = figure.slug.startswith(OPEN_FIGURES) and height <= height_left
+        height_left -= height if is_open else 0.0
         sections.append(section if is_open else fold_section(section))
     if data.finished:
         sections.append(fold_section(_make_outcomes_section(data)))
@@ -152,7 +158,12 @@ def _write_summary(data: _ReportData, folder: Path) -> Section:
     comparable = group_comparable(data.finished)
     parts = [summarise_groups(groups, data.target) for groups in comparable.values()]
     header, rows = format_summary(list(chain(*parts)), data.target)
-    (folder / "summary.csv").write_text(format_csv(header, rows))
+    numbers = [
+        cells
+        for groups, part in zip(comparable.values(), parts, strict=True)
+        for cells in summary_csv.list_summary_numbers(groups, part, data.target)
+    ]
+    (folder / "summary.csv").write_text(format_csv(summary_csv.HEADER, numbers))
     note = (
         "Means over seeds. Used: useful MACs as a share of those the selected devices had. Lost: "
         "share of tasks that were not merged. C3 = accuracy · exp(-(B/Bmax + C/Cmax)/8), where the "
@@ -166,9 +177,10 @@ def _write_summary(data: _ReportData, folder: Path) -> Section:
     if any(group.first_run.is_asynchronous for group in data.finished):
         note += " The rounds of asynchronous runs are versions of the network: compare seconds."
     body = render_table(header, rows, "Summary")
-    files = '<p class="faint">Beside this page: <a href="summary.csv" download>CSV</a>, '
+    files = '<p><a href="summary.csv" download>CSV of these numbers and their spreads</a>, '
     files += '<a href="rounds.csv" download>CSV of all rounds</a></p>'
-    return make_section("summary", "Summary", f'{body}<p class="faint">{escape(note)}</p>{files}')
+    more = f"<details><summary>Columns and files</summary><p>{escape(note)}</p>{files}</details>"
+    return make_section("summary", "Summary", body + more)
 
 
 def _format_rounds(data: _ReportData) -> str:

@@ -6,6 +6,7 @@ from html import escape
 from importlib.resources import files
 
 from pliant.analysis.style import ReportFigure
+from pliant.report.dark import add_dark_style
 
 MAX_ROWS = 400  # per table on the page; the CSV has all
 Section = tuple[str, str, str]  # slug, title and HTML
@@ -26,23 +27,34 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[object]], captio
     )
 
 
-def make_figure_section(figure: ReportFigure, svg: bytes) -> Section:
-    """Return the section of a figure: its image, text alternative, numbers and files."""
-    image, text = b64encode(svg).decode(), escape(figure.alt_text)
-    links = ", ".join(
-        f'<a href="{figure.slug}.{kind}" download>{kind.upper()}</a>'
-        for kind in ("png", "svg", "pdf", "csv")
-    )
+def make_figure_section(figure: ReportFigure, wide: bytes, narrow: bytes) -> Section:
+    """Return the section of a figure: its two images, text alternative, numbers and files."""
+    text = escape(figure.alt_text)
     conclusion = f"<p><strong>{escape(figure.conclusion)}</strong></p>" * bool(figure.conclusion)
+    image = (
+        f'<picture><source media="(max-width: 40rem)" srcset="{_embed(narrow)}">'
+        f'<img src="{_embed(wide)}" alt="{text}"></picture>'
+    )
+    files = (("PNG", ".png"), ("SVG", ".svg"), ("CSV", ".csv"))
+    narrow_files = (("PDF", ".pdf"), ("SVG", "-column.svg"))
     return make_section(
         figure.slug,
         figure.title,
         f'{conclusion}<figure tabindex="0" role="group" aria-label="{escape(figure.title)}">'
-        f'<img src="data:image/svg+xml;base64,{image}" alt="{text}"></figure>'
-        f"<details><summary>In words and numbers</summary><p>{text}</p>"
-        f"{render_table(figure.header, figure.rows, figure.title)}</details>"
-        f'<p class="faint">Beside this page: {links}</p>',
+        f"{image}</figure>"
+        f"<details><summary>In words, numbers and files</summary>"
+        f"<p>{_link(figure.slug, files)}; as wide as a column of a paper: "
+        f"{_link(figure.slug, narrow_files)}</p><p>{text}</p>"
+        f"{render_table(figure.header, figure.rows, figure.title)}</details>",
     )
+
+
+def _embed(svg: bytes) -> str:
+    return f"data:image/svg+xml;base64,{b64encode(add_dark_style(svg)).decode()}"
+
+
+def _link(slug: str, files: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f'<a href="{slug}{end}" download>{kind}</a>' for kind, end in files)
 
 
 def make_section(slug: str, title: str, body: str) -> Section:
