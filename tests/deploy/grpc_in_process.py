@@ -9,6 +9,7 @@ from tests.waiting import LIMIT
 from pliant.deploy.device.host import Limits
 from pliant.deploy.grpc import device as device_module
 from pliant.deploy.grpc import handshake, server_main
+from pliant.deploy.grpc.chunks import iter_chunks
 from pliant.deploy.grpc.client import GrpcClient
 from pliant.deploy.grpc.device import SplitDevice
 from pliant.deploy.grpc.server_main import SplitServerRun
@@ -139,13 +140,14 @@ def make_client(device, port, keys=None, process="original"):
     return GrpcClient(device, f"127.0.0.1:{port}", process=process, **files)
 
 
-def open_raw_stream(channel, outgoing, *, device=0, process="", **fields):
+def open_raw_stream(channel, frames, *, device=0, process="", split=iter_chunks, **fields):
     """Open a stream as a device does, and send anything on it."""
     call = channel.stream_stream("/pliant.Split/Describe")(iter(()), wait_for_ready=True)
     assert list(call) == []
     hello = handshake.StreamHello(device, process, **fields)
     headers = handshake.make_hello(dict(call.trailing_metadata()), hello, None, None)
-    return channel.stream_stream("/pliant.Split/Work")(iter(outgoing), metadata=headers)
+    messages = (message for frame in frames for message in split(frame))
+    return channel.stream_stream("/pliant.Split/Work")(messages, metadata=headers)
 
 
 def make_server_run(experiment, keys=None, port=0, **options):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 SERVER_HEADER = "pliant-server"  # of HTTP and gRPC
 DESCRIBE_ROUTE = "/health"  # of HTTP
 DESCRIBE_CALL = "/pliant.Split/Describe"  # of gRPC

@@ -6,9 +6,9 @@ charged to a client's ledger, but take no time in a simulation.
 
 from pliant.split.base import ClientCosts
 
-REQUEST_BYTES = 472  # of a request and its reply together, without tensors
+REQUEST_BYTES = 474  # of a request and its reply together, without tensors
 TENSOR_BYTES = 70  # name, type and place of a tensor
-SETUP_BYTES = 17_500  # once per device: TLS, its key's proof, the experiment and its first request
+SETUP_BYTES = 11_900  # once per device: TLS, its key's proof, the experiment and its first request
 
 
 def count_control_bytes(costs: ClientCosts, round_number: int) -> int:
@@ -17,7 +17,7 @@ def count_control_bytes(costs: ClientCosts, round_number: int) -> int:
     >>> from pliant.split.base import ClientCosts
     >>> from pliant.split.control import count_control_bytes
     >>> count_control_bytes(ClientCosts(requests=2, tensors=1), round_number=1)
-    1014
+    1018
     """
     setup = SETUP_BYTES if round_number == 0 else 0
     traffic = costs.requests * REQUEST_BYTES + costs.tensors * TENSOR_BYTES + costs.shown

@@ -133,7 +133,7 @@ def test_a_stream_whose_peer_is_gone_keeps_no_device_out(tmp_path, monkeypatch):
         with grpc.insecure_channel(f"127.0.0.1:{proxy.port}") as channel:
             frames = iter(outgoing.get, None)
             call = open_raw_stream(channel, frames, process="before the power loss")
-            assert isinstance(decode_message(next(call), ServerHeader)[0], SplitRunConfig)
+            assert isinstance(decode_message(next(call)[1:], ServerHeader)[0], SplitRunConfig)
             proxy.is_broken.set()
             devices = make_devices([0], tmp_path)
             with connect_devices(devices, server_run.grpc_server.port, tmp_path):
@@ -167,7 +167,7 @@ def test_a_taken_number_is_free_for_the_same_process_at_once(process, tmp_path):
     with grpc.insecure_channel(f"127.0.0.1:{server_run.grpc_server.port}") as channel:
         call = open_raw_stream(channel, iter(outgoing.get, None), process=process)
         if process == "original":
-            assert isinstance(decode_message(next(call), ServerHeader)[0], SplitRunConfig)
+            assert isinstance(decode_message(next(call)[1:], ServerHeader)[0], SplitRunConfig)
         else:
             with pytest.raises(grpc.RpcError) as refusal:
                 next(call)

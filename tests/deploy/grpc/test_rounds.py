@@ -4,6 +4,8 @@ import logging
 import socket
 import threading
 from contextlib import contextmanager, suppress
+from functools import partial
+from io import BytesIO
 from itertools import islice
 
 import grpc
@@ -291,7 +293,7 @@ def test_a_revoked_device_is_dropped_at_once(tmp_path):
             "train", encode_for_devices(experiment, "simulated"), 1, pace="simulated"
         )
         transport.send({1: encode_message(request)}, round=0, seconds=LIMIT)
-        [reply] = wait_until(transport.poll_replies, "the end of the task")
+        [reply] = wait_until(lambda: list(transport.poll_replies()), "the end of the task")
         is_dropped.set()
         assert reply == RawReply(1, None, "its key was revoked")
         wait_until(lambda: hasattr(clients[1], "refusal"), "the refusal")
@@ -320,44 +322,45 @@ def test_what_is_no_reply_ends_the_stream(frame, code):
 
 def take_frames(channel, stream_id):
     """Return what a channel sends on a stream now."""
-    frames = []
-    for frame in channel.iter_frames(stream_id):
-        if frame is None:
-            return frames
-        frames.append(frame)
-    return frames
+    return [b"".join(frame) for frame in iter(partial(next, channel.iter_frames(stream_id)), None)]
 
 
-def test_a_channel_greets_each_process_once_and_forgets_what_is_given_up(monkeypatch):
-    monkeypatch.setattr("pliant.deploy.grpc.transport.WAIT_SECONDS", 0.0)
-    now = [0.0]
+def test_a_channel_greets_each_process_once_and_forgets_what_is_given_up():
+    now, wakings = [0.0], []
     channel = RoundChannel(0, b"hello", lambda: None, lambda: now[0])
-    stream = channel.attach("first")
+
+    def attach(process):
+        return channel.attach(process, lambda: wakings.append(process))
+
+    def reply(request_id, body):
+        return BytesIO(seal(Envelope(request_id)) + body)
+
+    stream = attach("first")
     [hello] = take_frames(channel, stream)
     assert hello.endswith(b"hello")
     assert not channel.is_online
-    channel.receive_frame(stream, seal(Envelope(channel._hello_id), b"hi"))
+    channel.receive_frame(stream, reply(channel._hello_id, b"hi"))
     assert channel.is_online
     channel.send_request(b"old", 1.0)
     old = channel._request_id
     channel.send_request(b"new", 1.0)
     for _ in range(2):  # what is not answered is sent on each stream
         channel.detach(stream)
-        stream = channel.attach("first")
+        stream = attach("first")
         [request] = take_frames(channel, stream)
         assert request.endswith(b"new")
-    channel.receive_frame(stream, seal(Envelope(old), b"late"))
-    assert channel.take_replies() == []
+    channel.receive_frame(stream, reply(old, b"late"))
+    assert channel.take_reply() is None
     channel.detach(stream)
-    assert channel.attach("second") is not None
+    assert attach("second") is not None
     hello, request = take_frames(channel, channel._stream.stream_id)
     assert (hello[-5:], request[-3:]) == (b"hello", b"new")
     channel.detach(channel._stream.stream_id)
     assert channel.is_lost
     now[0] += GONE_SECONDS
-    assert channel.take_replies() == []
+    assert channel.take_reply() is None
     now[0] += 1.0
-    assert channel.take_replies() == [RawReply(0, None, "it was offline for 60 s")]
+    assert channel.take_reply() == RawReply(0, None, "it was offline for 60 s")
 
 
 def test_the_ledger_has_the_bytes_on_the_wire(tmp_path, keys):

@@ -17,6 +17,7 @@ from tests.deploy.grpc_in_process import (
 )
 from tests.waiting import LIMIT, wait_until
 
+from pliant.deploy.grpc.chunks import MAX_MESSAGE_BYTES
 from pliant.deploy.grpc.client import GrpcClient
 from pliant.deploy.grpc.frames import Ready, RunFinished
 from pliant.deploy.grpc.handshake import (
@@ -32,6 +33,11 @@ from pliant.deploy.messages import encode_message
 from pliant.deploy.security import certificates
 from pliant.deploy.security.registry import DeviceRegistry
 from pliant.deploy.versions import Versions
+
+
+def as_one_message(raw):
+    """Send something as one message, in the place of chunks."""
+    return [raw]
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +106,9 @@ def test_the_run_continues_whatever_a_stranger_sends(tmp_path):
         ([ready, b"\x00\x00\x00\x00junk"], {}, "INVALID_ARGUMENT"),
         ([encode_message(RunFinished())], {}, "INVALID_ARGUMENT"),
         ([bytes(40_000_000)], {}, "RESOURCE_EXHAUSTED"),
+        ([bytes(MAX_MESSAGE_BYTES + 1)], {"split": as_one_message}, "RESOURCE_EXHAUSTED"),
+        ([b"\x02junk"], {"split": as_one_message}, "INVALID_ARGUMENT"),
+        ([b"\x00"], {"split": as_one_message}, "INVALID_ARGUMENT"),
         ([ready], {"device": 3}, "FAILED_PRECONDITION"),
         ([ready], {"versions": Versions(protocol=3, pliant="0.1")}, "FAILED_PRECONDITION"),
     ]
@@ -109,7 +118,7 @@ def test_the_run_continues_whatever_a_stranger_sends(tmp_path):
             with pytest.raises(grpc.RpcError) as refusal:
                 list(call)
             assert refusal.value.code().name == code
-        assert "expected protocol 6 of pliant" in refusal.value.details()
+        assert "expected protocol 7 of pliant" in refusal.value.details()
         assert refusal.value.details().endswith("got protocol 3 of pliant 0.1")
     with connect_devices(make_devices(range(3), tmp_path), server_run.grpc_server.port, tmp_path):
         thread.join(LIMIT)

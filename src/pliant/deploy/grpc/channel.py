@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from secrets import token_hex
+from typing import IO
 
 import msgspec
 from torch import Tensor
 
 from pliant.deploy.grpc import frames
+from pliant.deploy.grpc.chunks import Buffers
 from pliant.deploy.grpc.handshake import StreamRefused
 from pliant.deploy.messages import decode_message, encode_message
 from pliant.deploy.settings import MalformedMessage
@@ -24,16 +26,15 @@ from pliant.split.client import BatchRequest
 MAX_PENDING_REQUESTS = 8
 MIN_BATCH_SECONDS, MAX_BATCH_SECONDS = 1e-6, 1e6  # plausible times of a mini-batch
 MAX_UNEXPECTED_REPLIES = 64  # the stream is closed after this many
-WAIT_SECONDS = 1.0  # for a frame to send, before the device's key is checked again
 
 STREAM_BYTES = 6200  # TLS handshake and headers of a stream, and of the call before it
-CHUNK_BYTES, CHUNK_OVERHEAD = 16384, 31  # largest HTTP/2 frame; its header and TLS record
-FRAME_OVERHEAD = 21  # gRPC's prefix, window updates and pings
+RECORD_BYTES, RECORD_OVERHEAD = 16384, 31  # largest HTTP/2 frame; its header and TLS record
+FRAME_OVERHEAD = 22  # gRPC's prefix, that of a chunk, window updates and pings
 
 
 def count_wire_bytes(size: int) -> int:
     """Return the bytes on the wire of a frame of this size."""
-    return size + FRAME_OVERHEAD + CHUNK_OVERHEAD * -(-size // CHUNK_BYTES)
+    return size + FRAME_OVERHEAD + RECORD_OVERHEAD * -(-size // RECORD_BYTES)
 
 
 class StreamOwner:
@@ -42,8 +43,9 @@ class StreamOwner:
     def __init__(self) -> None:
         self.stream_id = 0  # of the newest stream; older ones are closed
         self.process: str | None = None  # None without a stream
+        self.wake: Callable[[], None] = _ignore  # lets the stream look for something to send
 
-    def attach(self, process: str) -> int | None:
+    def attach(self, process: str, wake: Callable[[], None]) -> int | None:
         """Start a stream of a process and return its id.
 
         This closes an older stream of the same process, even one not yet known to be broken. While
@@ -51,15 +53,21 @@ class StreamOwner:
         """
         if self.process not in (None, process):
             return None
-        self.stream_id, self.process = self.stream_id + 1, process
+        self.wake()  # the older stream ends
+        self.stream_id, self.process, self.wake = self.stream_id + 1, process, wake
         return self.stream_id
 
     def detach(self, stream_id: int) -> bool:
         """End a stream; return whether it was the newest."""
         is_newest = stream_id == self.stream_id
         if is_newest:
-            self.stream_id, self.process = stream_id + 1, None
+            self.wake()
+            self.stream_id, self.process, self.wake = stream_id + 1, None, _ignore
         return is_newest
+
+
+def _ignore() -> None:
+    """Wake nobody, as there is no stream."""
 
 
 class DeviceChannel:
@@ -132,7 +140,7 @@ class DeviceChannel:
             self._pending_requests[number] = request, dict(tensors or {})
             if needs_reply:
                 self._awaited_replies.add(number)
-            self._condition.notify_all()
+            self._notify()
             return number
 
     def wait_for_reply(self, number: int | None) -> tuple[frames.SplitReply, Params] | None:
@@ -160,12 +168,17 @@ class DeviceChannel:
                 return
             self._condition.wait(min(remaining, 1.0))
 
+    def _notify(self) -> None:
+        """Wake the training thread and the stream."""
+        self._condition.notify_all()
+        self._stream.wake()
+
     def leave_round(self) -> None:
         """Drop the device until it joins another round."""
         with self._condition:
             self.is_in_round = False
             self._start_epoch()
-            self._condition.notify_all()
+            self._notify()
 
     def refuse(self, reason: str) -> None:
         """Drop the device and end its stream, telling it why."""
@@ -178,7 +191,7 @@ class DeviceChannel:
         """Tell the stream that the run is over."""
         with self._condition:
             self.is_run_over = True
-            self._condition.notify_all()
+            self._notify()
 
     def take_traffic(self) -> int:
         """Return the bytes to and from the device since the last call, without tests."""
@@ -198,23 +211,23 @@ class DeviceChannel:
         with self._condition:
             return self._stream.process
 
-    # called by the stream's threads
+    # called by the thread of all streams
 
-    def attach(self, process: str = "") -> int | None:
+    def attach(self, process: str = "", wake: Callable[[], None] = _ignore) -> int | None:
         """Start a stream of a device's process and return its id; None if another one has it."""
         with self._condition:
-            stream_id = self._stream.attach(process)
+            stream_id = self._stream.attach(process, wake)
             if stream_id is not None:
                 self._traffic += STREAM_BYTES
                 self.is_ready = False
-                self._condition.notify_all()
+                self._notify()
             return stream_id
 
     def detach(self, stream_id: int) -> None:
         with self._condition:
             if self._stream.detach(stream_id):
                 self.is_ready = False
-            self._condition.notify_all()
+            self._notify()
 
     def mark_ready(self, stream_id: int, epoch: str, done_up_to: int) -> None:
         """Resume after the device's last completed request; start a new epoch if it lost track."""
@@ -228,9 +241,10 @@ class DeviceChannel:
             self.resumed_streams += bool(self._last_number)
             self._next_number, self._unexpected_replies = done_up_to + 1, 0
             self.is_ready = True
-            self._condition.notify_all()
+            self._notify()
 
-    def receive_frame(self, stream_id: int, raw: bytes) -> None:
+    def receive_frame(self, stream_id: int, frame: IO[bytes]) -> None:
+        raw = frame.read()
         with self._condition:
             self._traffic += count_wire_bytes(len(raw))
         header, tensors = decode_message(raw, frames.DeviceHeader)
@@ -241,20 +255,20 @@ class DeviceChannel:
         else:
             raise MalformedMessage(f"a reply, got {type(header).__name__}")
 
-    def iter_frames(self, stream_id: int) -> Iterator[bytes | None]:
-        frame, epoch = self.get_next_frame(stream_id, None, WAIT_SECONDS)
+    def iter_frames(self, stream_id: int) -> Iterator[Buffers | None]:
+        frame, epoch = self.get_next_frame(stream_id, None)
         while epoch is not None:
-            yield frame
-            frame, epoch = self.get_next_frame(stream_id, epoch, WAIT_SECONDS)
+            yield None if frame is None else (frame,)
+            frame, epoch = self.get_next_frame(stream_id, epoch)
         with self._condition:
             reason = self._refusals.get(stream_id)
         if reason is not None:
             raise StreamRefused("FAILED_PRECONDITION", reason)
         if self.is_run_over:
-            yield encode_message(frames.RunFinished())
+            yield (encode_message(frames.RunFinished()),)
 
     def get_next_frame(
-        self, stream_id: int, announced_epoch: str | None, timeout: float
+        self, stream_id: int, announced_epoch: str | None, timeout: float = 0.0
     ) -> tuple[bytes | None, str | None]:
         """Return a stream's next frame and the epoch announced to the device so far.
 
@@ -320,10 +334,10 @@ class DeviceChannel:
                 self._awaited_replies.discard(number)
                 self._replies[number] = reply, tensors
             self._discard_saved(reply.saved_up_to)
-            self._condition.notify_all()
+            self._notify()
 
     def _discard_saved(self, saved_up_to: int) -> None:
         last = min(saved_up_to, self._received_up_to)
         for number in [number for number in self._pending_requests if number <= last]:
             del self._pending_requests[number]
-        self._condition.notify_all()
+        self._notify()

@@ -7,12 +7,14 @@ import errno
 import logging
 import queue
 import threading
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from pliant.deploy.device.heartbeat import Heartbeat
+from pliant.deploy.grpc.chunks import MAX_MESSAGE_BYTES, FrameJoiner, iter_chunks
 from pliant.deploy.grpc.handshake import (
     GRPC_METHOD,
     GRPC_SERVICE,
@@ -51,13 +53,17 @@ class TrainingDeclined(Exception):
 class DeviceStream:
     """A device's stream to the server, to send frames on."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes  # of a frame that is received
+    def __init__(self) -> None:
         self.outgoing: queue.Queue[bytes | None] = queue.Queue(MAX_OUTGOING_FRAMES)
         self.call: Any = None
 
     def send(self, frame: bytes) -> None:
         self.outgoing.put(frame)
+
+    def iter_outgoing(self) -> Iterator[bytes]:
+        """Yield the messages of what is sent, until the stream is closed."""
+        for frame in iter(self.outgoing.get, None):
+            yield from iter_chunks(frame)
 
     def close(self) -> None:
         if self.call is not None:
@@ -154,9 +160,9 @@ class GrpcClient:
             if kind != self.device.kind:
                 raise ServerChanged(f"{self.server} now serves a {kind} run")
 
-    def _open_channel(self, max_bytes: int) -> Any:
+    def _open_channel(self) -> Any:
         options = [
-            ("grpc.max_receive_message_length", max_bytes),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", KEEPALIVE_MS),
             ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 2),
@@ -171,18 +177,20 @@ class GrpcClient:
         return self._grpc.secure_channel(self.server, credentials, options)
 
     def _run_stream(self) -> None:
-        max_bytes = max(HELLO_BYTES, self.device.max_message_bytes)
-        self._stream = stream = DeviceStream(max_bytes)
-        with self._open_channel(max_bytes) as channel:
+        self._stream = stream = DeviceStream()
+        joiner = FrameJoiner(lambda: max(HELLO_BYTES, self.device.max_message_bytes))
+        with self._open_channel() as channel:
             open_stream = channel.stream_stream(f"/{GRPC_SERVICE}/{GRPC_METHOD}")
-            frames = iter(stream.outgoing.get, None)
-            stream.call = open_stream(frames, metadata=self._greet(channel))
+            stream.call = open_stream(stream.iter_outgoing(), metadata=self._greet(channel))
             try:
-                for raw in stream.call:
+                for message in stream.call:
+                    frame = joiner.add(message)
+                    if frame is None:
+                        continue
                     with self.heartbeat.working() if self.heartbeat else nullcontext():
                         if self._stop.is_set():
                             return
-                        is_open = self.device.handle_frame(raw, stream)
+                        is_open = self.device.handle_frame(frame.read(), stream)
                     self._attempts = 0
                     if not is_open:
                         return

@@ -77,10 +77,7 @@ class SplitDevice:
             if frame is not None:
                 stream.send(frame)
         elif isinstance(header, frames.SplitRunConfig):
-            first_frames = self.configure(header)
-            if self.max_message_bytes > stream.max_bytes:
-                return False  # the next stream carries larger ones
-            for frame in first_frames:
+            for frame in self.configure(header):
                 stream.send(frame)
         return not isinstance(header, frames.RunFinished)
 

@@ -5,6 +5,7 @@ and repeats its reply. Importing this does not load torch.
 """
 
 import struct
+from typing import IO
 
 import msgspec
 from msgspec import Struct
@@ -25,23 +26,23 @@ class Envelope(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     reason: str = ""  # why there is no reply
 
 
-def seal(envelope: Envelope, body: bytes = b"") -> bytes:
-    """Return a message as it is sent.
+def seal(envelope: Envelope) -> bytes:
+    """Return what precedes the body of a message.
 
+    >>> from io import BytesIO
     >>> from pliant.deploy.grpc.envelopes import Envelope, open_envelope, seal
-    >>> open_envelope(seal(Envelope("1f"), b"body"))
+    >>> message = BytesIO(seal(Envelope("1f")) + b"body")
+    >>> open_envelope(message), message.read()
     (Envelope(id='1f', is_hello=False, seconds=0.0, reason=''), b'body')
     """
     header = msgspec.json.encode(envelope)
-    return _LENGTH.pack(len(header)) + header + body
+    return _LENGTH.pack(len(header)) + header
 
 
-def open_envelope(raw: bytes) -> tuple[Envelope, bytes]:
-    """Return the envelope and the body of a message."""
+def open_envelope(message: IO[bytes]) -> Envelope:
+    """Return the envelope of a message, whose body is read next."""
     try:
-        (length,) = _LENGTH.unpack_from(raw)
-        body_start = _LENGTH.size + length
-        header = raw[_LENGTH.size : body_start]
-        return msgspec.json.decode(header, type=Envelope), raw[body_start:]
+        (length,) = _LENGTH.unpack(message.read(_LENGTH.size))
+        return msgspec.json.decode(message.read(min(length, MAX_ENVELOPE_BYTES)), type=Envelope)
     except (struct.error, msgspec.DecodeError, RecursionError) as error:
         raise MalformedMessage(f"a message in an envelope: {error}") from None

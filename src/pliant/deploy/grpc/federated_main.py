@@ -25,6 +25,7 @@ def main(setup: GrpcServerSetup) -> None:
         address=setup.address,
         keys=keys,
         max_reply_bytes=prepared.max_reply_bytes,
+        folder=folder,
     )
     devices = DeviceTransport(prepared.experiment, prepared.settings, messages, sleep=messages.wait)
     messages.start()

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -51,7 +52,8 @@ class RoundNode:
         return read_byte_limit(self._byte_limit) + MAX_ENVELOPE_BYTES
 
     def handle_frame(self, raw: bytes, stream: DeviceStream) -> bool:
-        envelope, body = open_envelope(raw)
+        message = BytesIO(raw)
+        envelope, body = open_envelope(message), message.read()
         with self._condition:
             self._stream = stream
             known = {self._current_id, *(request.envelope.id for request in self._waiting)}
@@ -80,7 +82,7 @@ class RoundNode:
         envelope = request.envelope
         try:
             raw = ARRIVAL_HEADER.pack(request.arrived_at) + request.body
-            return seal(Envelope(envelope.id), self._call_worker(raw, envelope.seconds))
+            return seal(Envelope(envelope.id)) + self._call_worker(raw, envelope.seconds)
         except TimeoutError:
             reason = "the worker has not answered in time"
         except (EOFError, OSError) as problem:  # it died, or there is none
@@ -89,12 +91,8 @@ class RoundNode:
         return seal(Envelope(envelope.id, reason=reason))
 
     def _send_reply(self) -> None:
-        """Send the last reply; on a new stream if that can carry larger requests from now on."""
         assert self._stream is not None
-        if self.max_message_bytes > self._stream.max_bytes:
-            self._stream.close()  # on the next one, the server sends its request again
-        else:
-            self._stream.send(self._reply)
+        self._stream.send(self._reply)
 
 
 def handle_requests_or_exit(node: RoundNode) -> None:

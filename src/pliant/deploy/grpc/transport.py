@@ -4,16 +4,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
+from typing import IO
 
 from pliant.deploy.grpc.channel import (
-    CHUNK_BYTES,
-    CHUNK_OVERHEAD,
     FRAME_OVERHEAD,
-    WAIT_SECONDS,
+    RECORD_BYTES,
+    RECORD_OVERHEAD,
     StreamOwner,
 )
+from pliant.deploy.grpc.chunks import Buffers, open_spooled
 from pliant.deploy.grpc.envelopes import (
     MAX_ENVELOPE_BYTES,
     MAX_REASON_CHARS,
@@ -23,6 +25,7 @@ from pliant.deploy.grpc.envelopes import (
 )
 from pliant.deploy.grpc.server import GrpcServer
 from pliant.deploy.server.replies import RawReply
+from pliant.deploy.settings import HELLO_BYTES
 
 log = logging.getLogger("pliant")
 
@@ -36,7 +39,8 @@ class RoundChannel:
     """The requests to one device and its replies, over a sequence of streams.
 
     A hello precedes the first request, so that the device has built the network, and knows how
-    large a request may be. What is not answered when a stream breaks is sent again on the next.
+    large a request may be. What is not answered when a stream breaks is sent again on the next. A
+    reply stays in the file that it came in until it is taken.
     """
 
     def __init__(
@@ -48,13 +52,13 @@ class RoundChannel:
     ) -> None:
         self.device, self._hello = device, hello
         self._on_change, self._clock = on_change, clock
-        self._condition = threading.Condition()
+        self._lock = threading.RLock()
         self._stream = StreamOwner()
         self._greeted_process: str | None = None
-        self._pending: dict[str, bytes] = {}  # sealed requests by id, a hello first
+        self._pending: dict[str, Buffers] = {}  # sealed requests by id, a hello first
         self._hello_id = self._request_id = ""
         self.hello_reply: bytes | None = None
-        self._replies: list[RawReply] = []
+        self._reply: IO[bytes] | str | None = None  # or why there is none
         self._offline_since = clock()
         self._is_run_over = False
 
@@ -63,111 +67,122 @@ class RoundChannel:
     @property
     def is_online(self) -> bool:
         """Return whether the device has a stream and has answered the hello."""
-        with self._condition:
+        with self._lock:
             return self._stream.process is not None and self._hello_id not in self._pending
 
     def send_request(self, raw: bytes, seconds: float) -> None:
         """Send a request, and stop waiting for the reply to an earlier one."""
-        with self._condition:
+        with self._lock:
             self.forget_request()
             self._request_id = token_hex(ID_BYTES)
-            self._pending[self._request_id] = seal(Envelope(self._request_id, seconds=seconds), raw)
-            self._condition.notify_all()
+            envelope = Envelope(self._request_id, seconds=seconds)
+            self._pending[self._request_id] = seal(envelope), raw
+            self._stream.wake()
 
     def forget_request(self) -> None:
         """Stop waiting for a reply."""
-        with self._condition:
+        with self._lock:
             self._pending.pop(self._request_id, None)
-            self._replies = []
+            self._drop_reply()
+
+    def _drop_reply(self) -> None:
+        if self._reply is not None and not isinstance(self._reply, str):
+            self._reply.close()
+        self._reply = None
 
     @property
     def is_lost(self) -> bool:
         """Return whether a reply is missing and the device is offline."""
-        with self._condition:
+        with self._lock:
             return self._request_id in self._pending and self._stream.process is None
 
-    def take_replies(self) -> list[RawReply]:
+    def take_reply(self) -> RawReply | None:
         """Return the reply if it has come; a failure if the device is gone for good."""
-        with self._condition:
+        with self._lock:
             if self.is_lost and self._clock() - self._offline_since > GONE_SECONDS:
                 self._end_request(f"it was offline for {GONE_SECONDS:g} s")
-            replies, self._replies = self._replies, []
-            return replies
+            reply, self._reply = self._reply, None
+        if reply is None:
+            return None
+        if isinstance(reply, str):
+            return RawReply(self.device, None, reply)
+        with reply:
+            return RawReply(self.device, reply.read())
 
     def _end_request(self, reason: str) -> None:
         if self._pending.pop(self._request_id, None) is not None:
-            self._replies.append(RawReply(self.device, None, reason))
+            self._reply = reason
 
     def close(self) -> None:
-        with self._condition:
+        with self._lock:
             self._is_run_over = True
-            self._condition.notify_all()
+            self._drop_reply()
+            self._stream.wake()
 
-    # called by the stream's threads
+    # called by the thread of all streams
 
-    def attach(self, process: str) -> int | None:
-        with self._condition:
-            stream_id = self._stream.attach(process)
+    def attach(self, process: str, wake: Callable[[], None]) -> int | None:
+        with self._lock:
+            stream_id = self._stream.attach(process, wake)
             if stream_id is not None and process != self._greeted_process:
                 self._greeted_process = process
                 self._greet()
-            self._condition.notify_all()
             return stream_id
 
     def _greet(self) -> None:
         requests = {key: raw for key, raw in self._pending.items() if key != self._hello_id}
         self._hello_id = token_hex(ID_BYTES)
         hello = Envelope(self._hello_id, is_hello=True, seconds=HELLO_SECONDS)
-        self._pending = {self._hello_id: seal(hello, self._hello), **requests}
+        self._pending = {self._hello_id: (seal(hello), self._hello), **requests}
+        self._stream.wake()
 
     def detach(self, stream_id: int) -> None:
-        with self._condition:
+        with self._lock:
             if self._stream.detach(stream_id):
                 self._offline_since = self._clock()
-            self._condition.notify_all()
         self._on_change()
 
     def leave_round(self) -> None:
-        with self._condition:
+        with self._lock:
             self._end_request("its key was revoked")
         self._on_change()
 
-    def iter_frames(self, stream_id: int) -> Iterator[bytes | None]:
+    def iter_frames(self, stream_id: int) -> Iterator[Buffers | None]:
         sent: set[str] = set()  # on this stream
-
-        def is_over() -> bool:
-            return stream_id != self._stream.stream_id or self._is_run_over
-
-        def find_unsent() -> list[str]:
-            return [key for key in self._pending if key not in sent]
-
         while True:
-            with self._condition:
-                self._condition.wait_for(lambda: is_over() or find_unsent(), WAIT_SECONDS)
-                if is_over():
+            with self._lock:
+                if stream_id != self._stream.stream_id or self._is_run_over:
                     return
-                unsent = find_unsent()
+                unsent = [key for key in self._pending if key not in sent]
                 frame = self._pending[unsent[0]] if unsent else None
                 sent.intersection_update(self._pending)
                 sent.update(unsent[:1])
             yield frame
 
-    def receive_frame(self, stream_id: int, raw: bytes) -> None:
-        envelope, body = open_envelope(raw)
-        with self._condition:
+    def receive_frame(self, stream_id: int, frame: IO[bytes]) -> None:
+        is_kept = False
+        try:
+            is_kept = self._receive(stream_id, open_envelope(frame), frame)
+        finally:
+            if not is_kept:
+                frame.close()
+
+    def _receive(self, stream_id: int, envelope: Envelope, frame: IO[bytes]) -> bool:
+        """Accept a reply; return whether its file is kept until it is taken."""
+        with self._lock:
             if stream_id != self._stream.stream_id or envelope.id not in self._pending:
-                return  # a reply to a request that was given up
+                return False  # a reply to a request that was given up
             del self._pending[envelope.id]
-            reason = envelope.reason[:MAX_REASON_CHARS]
-            if envelope.id != self._hello_id:
-                self._replies.append(RawReply(self.device, None if reason else body, reason))
+            reason, is_reply = envelope.reason[:MAX_REASON_CHARS], envelope.id != self._hello_id
+            if is_reply:
+                self._reply = reason or frame
             elif reason:
                 self._greet()
             else:
-                self.hello_reply = body
+                self.hello_reply = frame.read(HELLO_BYTES)  # a longer one is not valid
                 log.info("device %d joined", self.device)
-            self._condition.notify_all()
         self._on_change()
+        return is_reply and not reason
 
 
 class GrpcTransport:
@@ -181,6 +196,7 @@ class GrpcTransport:
         address: str,  # HOST:PORT
         keys: Path | None,
         max_reply_bytes: int,
+        folder: Path | None = None,  # for replies until they are merged
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._news = threading.Event()
@@ -193,6 +209,7 @@ class GrpcTransport:
             keys=keys,
             max_message_bytes=max_reply_bytes + MAX_ENVELOPE_BYTES,
             kind="federated_grpc",
+            open_file=partial(open_spooled, folder),
         )
         self.port = self._server.port
 
@@ -227,9 +244,13 @@ class GrpcTransport:
     def find_lost_devices(self) -> set[int]:
         return {number for number, channel in self.channels.items() if channel.is_lost}
 
-    def poll_replies(self) -> list[RawReply]:
-        return [reply for channel in self.channels.values() for reply in channel.take_replies()]
+    def poll_replies(self) -> Iterator[RawReply]:
+        """Yield the replies one by one, as each is read from its file when it is asked for."""
+        for channel in self.channels.values():
+            reply = channel.take_reply()
+            if reply is not None:
+                yield reply
 
     def count_carrier_bytes(self, size: int) -> int:
-        chunks = -(-size // CHUNK_BYTES) + 1  # of two frames
-        return 2 * (FRAME_OVERHEAD + ENVELOPE_BYTES) + CHUNK_OVERHEAD * chunks
+        records = -(-size // RECORD_BYTES) + 1  # of two frames
+        return 2 * (FRAME_OVERHEAD + ENVELOPE_BYTES) + RECORD_OVERHEAD * records

@@ -1,6 +1,6 @@
 """The replies of devices: decode and validate their updates, and record their tasks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -58,8 +58,8 @@ class MessageTransport(Protocol):
     def find_lost_devices(self) -> set[int]:
         """Return the devices that have left or restarted since their last request was sent."""
 
-    def poll_replies(self) -> list[RawReply]:
-        """Return the replies since the last call, in any order."""
+    def poll_replies(self) -> Iterable[RawReply]:
+        """Return the replies since the last call, in any order, to be read once."""
 
     def count_carrier_bytes(self, size: int) -> int:
         """Return the bytes that carry a request and its reply of together this size."""

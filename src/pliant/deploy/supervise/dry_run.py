@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -117,7 +118,7 @@ class PreviewServer(GrpcServer):
                 replies = [self.device.handle_request(request, tensors) or b""]
             for reply in replies:
                 self.frames.append(reply)
-                channel.receive_frame(stream_id, reply)
+                channel.receive_frame(stream_id, BytesIO(reply))
 
 
 def preview_frames(experiment: Experiment, number: int, limits: Limits) -> Iterator[str]:
