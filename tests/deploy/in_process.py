@@ -50,7 +50,8 @@ class InProcessTransport:
 
     def send(self, requests, *, round, seconds, adds=False):
         kept = [entry for entry in self.waiting if adds and entry[0] not in requests]
-        self.waiting = kept + [(device, round, request) for device, request in requests.items()]
+        sent = [(device, round, bytes(request)) for device, request in requests.items()]
+        self.waiting = kept + sent
 
     def find_lost_devices(self):
         return set()

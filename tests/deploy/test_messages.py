@@ -2,12 +2,16 @@ import pytest
 import torch
 
 from pliant.deploy.messages import (
+    PARAMS,
     MalformedMessage,
+    SharedEncoder,
     TrainReply,
     TrainRequest,
     decode_message,
     encode_message,
+    list_buffers,
 )
+from pliant.params import select_subtree
 
 
 def test_a_request_survives_encoding():
@@ -46,3 +50,22 @@ def test_a_header_of_another_form_is_refused(header):
 
     with pytest.raises(MalformedMessage):
         decode_message(checkpoint.to_bytes({}, header), TrainReply)
+
+
+def test_tensors_for_many_devices_are_encoded_once_and_arrive_with_each_header():
+    encoder, params = SharedEncoder(), {"w": torch.arange(6.0).reshape(2, 3)}
+    requests = [TrainRequest("train", {}, device) for device in range(3)]
+    messages = [encoder.encode(request, {PARAMS: dict(params)}) for request in requests]
+    assert len({id(message.tensors) for message in messages}) == 1
+    other = encoder.encode(requests[0], {PARAMS: {"w": params["w"] + 1}})
+    assert other.tensors != messages[0].tensors
+    for request, message in zip(requests, messages, strict=True):
+        assert b"".join(list_buffers(message)) == bytes(message)
+        assert len(bytes(message)) == len(message)
+        header, tensors = decode_message(bytes(message), TrainRequest)
+        assert header == request
+        assert torch.equal(select_subtree(tensors, PARAMS)["w"], params["w"])
+    raw = bytes(messages[0])
+    for damaged in (raw[:9], raw[:-1], raw[: len(messages[0].head)], raw[:40] + b"x" + raw[41:]):
+        with pytest.raises(MalformedMessage):
+            decode_message(damaged, TrainRequest)

@@ -1,10 +1,15 @@
 """The messages between server and device, and the encoding of all messages.
 
 A message is a header of plain data and named tensors, encoded like a checkpoint: safetensors with
-a SHA-256, and no code. Times are durations, because the clocks of two machines differ.
+a SHA-256, and no code. Tensors for many devices are encoded once: then header and tensors are
+messages of their own, one after the other. Times are durations, because the clocks of two machines
+differ.
 """
 
+import struct
+from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -21,6 +26,9 @@ from pliant.storage import checkpoint
 from pliant.value import encode
 
 DELTA, EXTRA, PARAMS = "change", "extra", "params"
+SHARED_MAGIC = b"SHARED\x00"  # precedes the length of the header's message
+_LENGTH = struct.Struct("<I")
+MAX_ENCODINGS = 16  # of tensors, that are remembered
 
 
 class TrainRequest(Struct, frozen=True):
@@ -87,10 +95,56 @@ def encode_message(header: Struct, tensors: Mapping[str, Any] | None = None) -> 
     return checkpoint.to_bytes(flatten(tensors or {}), msgspec.to_builtins(header))
 
 
+@dataclass(frozen=True)
+class SharedMessage:
+    """A message whose tensors stand in memory once, however many devices are sent them."""
+
+    head: bytes  # all that precedes the tensors
+    tensors: bytes
+
+    def __len__(self) -> int:
+        return len(self.head) + len(self.tensors)
+
+    def __bytes__(self) -> bytes:
+        return self.head + self.tensors
+
+
+AnyMessage = bytes | SharedMessage
+
+
+def list_buffers(message: AnyMessage) -> tuple[bytes, ...]:
+    """Return the parts of a message, without copying them."""
+    return (message,) if isinstance(message, bytes) else (message.head, message.tensors)
+
+
+class SharedEncoder:
+    """Encode messages to many devices, and tensors that several of them get only once."""
+
+    def __init__(self) -> None:
+        # by the identity of the tensors, which are kept so that no others get it
+        self._encodings: OrderedDict[tuple[object, ...], tuple[Params, bytes]] = OrderedDict()
+
+    def encode(self, header: Struct, tensors: Mapping[str, Any]) -> SharedMessage:
+        """Encode a message; its tensors, which may come in groups, must not change any more."""
+        flat = flatten(tensors)
+        key = tuple((name, id(tensor)) for name, tensor in flat.items())
+        if key not in self._encodings:
+            self._encodings[key] = flat, checkpoint.to_bytes(flat, None)
+            if len(self._encodings) > MAX_ENCODINGS:
+                self._encodings.popitem(last=False)
+        self._encodings.move_to_end(key)
+        raw_header = encode_message(header)
+        head = SHARED_MAGIC + _LENGTH.pack(len(raw_header)) + raw_header
+        return SharedMessage(head, self._encodings[key][1])
+
+
 def decode_message(raw: bytes, header_type: Any) -> tuple[Any, Params]:
     """Return a message's header and tensors, or raise `MalformedMessage` with one line."""
     try:
+        raw, raw_tensors = _split_shared(raw)
         tensors, header = checkpoint.from_bytes(raw, "body")
+        if raw_tensors is not None:
+            tensors, _ = checkpoint.from_bytes(raw_tensors, "tensors")
         if header_type in (TrainRequest, TrainReply) and (problem := find_version_problem(header)):
             raise MalformedMessage(problem)
         return msgspec.convert(header, header_type), tensors
@@ -102,3 +156,12 @@ def decode_message(raw: bytes, header_type: Any) -> tuple[Any, Params]:
         raise MalformedMessage(f"a valid header: {error}") from None
     except Exception as error:  # nothing that the other side sends may stop this one
         raise MalformedMessage(f"a readable message, got {type(error).__name__}") from None
+
+
+def _split_shared(raw: bytes) -> tuple[bytes, bytes | None]:
+    """Return the message of the header and, if they have one of their own, that of the tensors."""
+    if not raw.startswith(SHARED_MAGIC):
+        return raw, None
+    start = len(SHARED_MAGIC) + _LENGTH.size
+    (length,) = _LENGTH.unpack_from(raw, len(SHARED_MAGIC))
+    return raw[start : start + length], raw[start + length :]

@@ -77,7 +77,7 @@ def test_a_server_that_chooses_rows_respects_the_owner_s_limits(share, clock, tm
     assert decode_message(hello, TrainReply)[0].curve[-1][1] == pytest.approx(1.0 / share)
     request = make_request(experiment, hello)
     assert (request.row == 4) == (share == 1.0)  # the full network only with enough time
-    reply = decode_message(device.handle_request(request.raw), TrainReply)[0]
+    reply = decode_message(device.handle_request(bytes(request.raw)), TrainReply)[0]
     assert reply.kind == "update"
     assert reply.seconds <= 6.0
 
@@ -90,7 +90,9 @@ def test_time_in_the_queue_counts(clock, tmp_path):
     replies = {}
     for queued in (0.0, 4.0):
         device = DeviceAgent(0, tmp_path / str(queued), Limits(), clock=clock)
-        replies[queued] = decode_message(device.handle_request(request.raw, queued), TrainReply)[0]
+        replies[queued] = decode_message(
+            device.handle_request(bytes(request.raw), queued), TrainReply
+        )[0]
         assert replies[queued].seconds <= 6.0
     assert replies[4.0].macs < replies[0.0].macs
 

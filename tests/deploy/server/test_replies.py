@@ -24,7 +24,7 @@ def exchange(tmp_path_factory):
     transport = DeviceTransport(experiment, ServerSettings(), InProcessTransport(devices))
     transport.prepare(run, [1])
     request = transport.requests[1]
-    return run, request, devices[1].handle_request(request.raw)
+    return run, request, devices[1].handle_request(bytes(request.raw))
 
 
 def check(exchange, edit):
@@ -79,7 +79,7 @@ def test_a_reply_is_bounded_by_the_stage_of_the_run(tmp_path):
     transport = DeviceTransport(experiment, ServerSettings(), InProcessTransport(devices))
     transport.prepare(run, [1])
     request = transport.requests[1]
-    exchange = run, request, devices[1].handle_request(request.raw)
+    exchange = run, request, devices[1].handle_request(bytes(request.raw))
     honest = check(exchange, lambda raw: raw)
     assert (honest.outcome, set(honest.reply.rows)) == ("", {0})
     rows = (1,) * len(honest.reply.rows)

@@ -8,20 +8,27 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-BODY = "body"
+BODY, TENSORS = "body", "tensors"
 
 app = ClientApp()
 
 
-def make_content(raw: bytes, device: int | None = None) -> RecordDict:
-    """Return the content of a message; a reply names its device."""
-    array = Array("uint8", (len(raw),), "pliant.letter", raw)
-    content = RecordDict({BODY: ArrayRecord({BODY: array})})
+def make_content(raw: bytes, *tensors: bytes, device: int | None = None) -> RecordDict:
+    """Return the content of a message; a reply names its device.
+
+    Flower stores arrays by their contents: tensors apart, which many messages have, only once.
+    """
+    arrays = {
+        name: Array("uint8", (len(part),), "pliant.letter", part)
+        for name, part in zip((BODY, TENSORS), (raw, *tensors), strict=False)
+    }
+    content = RecordDict({BODY: ArrayRecord(arrays)})
     if device is not None:
         content["device"] = ConfigRecord({"number": device})
     return content
 
 
 def extract_body(message: Any) -> bytes:
-    raw: bytes = message.content[BODY][BODY].data
-    return raw
+    arrays = message.content[BODY]
+    raw: bytes = arrays[BODY].data
+    return raw + arrays[TENSORS].data if TENSORS in arrays else raw

@@ -226,7 +226,7 @@ class FleetNode:
             self._confirm(run_id, tree)
             seconds = message.metadata.ttl
             raw = self._call_worker(ARRIVAL_HEADER.pack(arrived_at) + body, seconds)
-            reply = Message(make_content(raw, self._setup.device), reply_to=message)
+            reply = Message(make_content(raw, device=self._setup.device), reply_to=message)
         except MessageRefused as reason:
             log.warning("device %s: refused a message: %s", self._setup.device, reason)
             with suppress(httpx.HTTPError):

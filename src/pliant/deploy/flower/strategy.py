@@ -38,7 +38,7 @@ def make_client_app(folder: Path, limits: Limits | None = None) -> ClientApp:
         if key not in _AGENTS:
             _AGENTS[key] = DeviceAgent(number, folder / str(number), limits or Limits())
         raw = _AGENTS[key].handle_request(extract_body(message))
-        return Message(make_content(raw, number), reply_to=message)
+        return Message(make_content(raw, device=number), reply_to=message)
 
     app.train()(train)
     return app

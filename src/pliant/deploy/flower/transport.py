@@ -11,6 +11,7 @@ from typing import Any
 from flwr.app import Message, MessageType
 
 from pliant.deploy.flower.client_app import extract_body, make_content
+from pliant.deploy.messages import AnyMessage, list_buffers
 from pliant.deploy.server.replies import RawReply
 from pliant.engine.task_control import count_carrier_bytes
 
@@ -96,7 +97,7 @@ class FlowerTransport:
         self._pending_hellos = {key: hello for key, hello in pending if hello[1] >= now}
 
     def make_messages(
-        self, requests: Mapping[int, bytes], *, round: int, seconds: float
+        self, requests: Mapping[int, AnyMessage], *, round: int, seconds: float
     ) -> dict[int, Message]:
         """Return one message per known device."""
         nodes = {device: node for node, device in self.device_of_node.items()}
@@ -107,7 +108,7 @@ class FlowerTransport:
         }
 
     def send(
-        self, requests: Mapping[int, bytes], *, round: int, seconds: float, adds: bool = False
+        self, requests: Mapping[int, AnyMessage], *, round: int, seconds: float, adds: bool = False
     ) -> None:
         messages = self.make_messages(requests, round=round, seconds=seconds)
         if adds:
@@ -163,9 +164,9 @@ class FlowerTransport:
         reason = f"it was offline for {GONE_SECONDS:g} s"
         return [RawReply(device, None, reason) for device in lost.values()]
 
-    def _make_message(self, node: int, raw: bytes, group: str, seconds: float) -> Message:
+    def _make_message(self, node: int, raw: AnyMessage, group: str, seconds: float) -> Message:
         return Message(
-            make_content(raw),
+            make_content(*list_buffers(raw)),
             dst_node_id=node,
             message_type=MessageType.TRAIN,
             ttl=seconds,

@@ -24,6 +24,7 @@ from pliant.deploy.grpc.envelopes import (
     seal,
 )
 from pliant.deploy.grpc.server import GrpcServer
+from pliant.deploy.messages import AnyMessage, list_buffers
 from pliant.deploy.server.replies import RawReply
 from pliant.deploy.settings import HELLO_BYTES
 
@@ -70,13 +71,13 @@ class RoundChannel:
         with self._lock:
             return self._stream.process is not None and self._hello_id not in self._pending
 
-    def send_request(self, raw: bytes, seconds: float) -> None:
+    def send_request(self, message: AnyMessage, seconds: float) -> None:
         """Send a request, and stop waiting for the reply to an earlier one."""
         with self._lock:
             self.forget_request()
             self._request_id = token_hex(ID_BYTES)
             envelope = Envelope(self._request_id, seconds=seconds)
-            self._pending[self._request_id] = seal(envelope), raw
+            self._pending[self._request_id] = seal(envelope), *list_buffers(message)
             self._stream.wake()
 
     def forget_request(self) -> None:
@@ -233,7 +234,7 @@ class GrpcTransport:
         return {number for number, channel in self.channels.items() if channel.is_online}
 
     def send(
-        self, requests: Mapping[int, bytes], *, round: int, seconds: float, adds: bool = False
+        self, requests: Mapping[int, AnyMessage], *, round: int, seconds: float, adds: bool = False
     ) -> None:
         for number, channel in self.channels.items():
             if number in requests:

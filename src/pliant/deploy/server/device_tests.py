@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from pliant.deploy.messages import (
     PARAMS,
+    SharedEncoder,
     TrainReply,
     TrainRequest,
     decode_message,
-    encode_message,
 )
 from pliant.deploy.server.replies import NONCE_BYTES, OVERHEAD_BYTES, MessageTransport, RawReply
 from pliant.deploy.settings import MalformedMessage
@@ -37,12 +37,12 @@ def score_on_devices(
     waiting = {device for device in devices if declared[device].tests}
     params, how = run.state.server_state.params, run.settings.evaluation
     settled = settle_statistics(context.net.module, params, context.data, how)
-    requests, nonces = {}, {}
+    requests, nonces, encoder = {}, {}, SharedEncoder()
     for device in sorted(waiting):
         nonces[device] = token_hex(NONCE_BYTES)
         request = TrainRequest("test", config, device, number, nonce=nonces[device])
         request = replace(request, declaration=declared[device])
-        requests[device] = encode_message(request, {PARAMS: settled})
+        requests[device] = encoder.encode(request, {PARAMS: settled})
     messages.send(requests, round=number, seconds=seconds)
     scores: dict[int, TrainReply] = {}
     sizes, has_time = {device: len(raw) for device, raw in requests.items()}, True

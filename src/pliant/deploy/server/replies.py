@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pliant.deploy.messages import DELTA, EXTRA, TrainReply, decode_message
+from pliant.deploy.messages import DELTA, EXTRA, AnyMessage, TrainReply, decode_message
 from pliant.deploy.server.presence import Battery
 from pliant.deploy.settings import MalformedMessage
 from pliant.deploy.step_times import StepTimeCurve, parse_curve
@@ -48,7 +48,7 @@ class MessageTransport(Protocol):
         """Return the devices that are reachable now."""
 
     def send(
-        self, requests: Mapping[int, bytes], *, round: int, seconds: float, adds: bool = False
+        self, requests: Mapping[int, AnyMessage], *, round: int, seconds: float, adds: bool = False
     ) -> None:
         """Send each device its request, and stop waiting for replies to earlier ones.
 
@@ -73,7 +73,7 @@ class SentRequest:
     row: int | None  # if the server has chosen one
     last_row: int | None  # that the device may choose; None: any
     extra: Params  # sent along with the network
-    raw: bytes
+    raw: AnyMessage
     manifest: UpdateManifest  # of all samples that the device has declared
     nonce: str
     max_share: float  # of the full network's MACs, in a step

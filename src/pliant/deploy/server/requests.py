@@ -10,10 +10,10 @@ import numpy as np
 from pliant.deploy.messages import (
     EXTRA,
     PARAMS,
+    SharedEncoder,
     TrainReply,
     TrainRequest,
     decode_message,
-    encode_message,
 )
 from pliant.deploy.server.replies import NONCE_BYTES, MessageTransport, SentRequest
 from pliant.deploy.settings import Pace
@@ -44,6 +44,7 @@ class Requester:
 
     def __init__(self, config: Any, pace: Pace, messages: MessageTransport) -> None:
         self._config, self._pace, self._messages = config, pace, messages
+        self._encoder = SharedEncoder()
         self.curves: dict[int, StepTimeCurve] = {}  # reported by devices
 
     def make_request(
@@ -78,7 +79,7 @@ class Requester:
             steps=order.steps,
         )
         task = make_task(context, shared, job)
-        raw = encode_message(request, {PARAMS: task.params, EXTRA: task.extra})
+        raw = self._encoder.encode(request, {PARAMS: task.params, EXTRA: task.extra})
         return SentRequest(
             key, order.row, order.last_row, task.extra, raw, manifest, request.nonce, factor
         )

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from pliant.data.declared import DeclaredData
-from pliant.deploy.messages import encode_for_devices
+from pliant.deploy.messages import AnyMessage, encode_for_devices
 from pliant.deploy.server.declarations import DeclarationReader
 from pliant.deploy.server.device_tests import score_on_devices
 from pliant.deploy.server.presence import LOOK_SECONDS, PresenceWriter
@@ -161,7 +161,7 @@ class DeviceTransport:
         raw_requests = self.prepare(run, devices)
         self.messages.send(raw_requests, round=run.state.next_round, seconds=self._window(run))
 
-    def prepare(self, run: Run, devices: list[int]) -> dict[int, bytes]:
+    def prepare(self, run: Run, devices: list[int]) -> dict[int, AnyMessage]:
         """Start a round: return the encoded request of each device."""
         self.requests, self.replies = self._make_requests(run, devices), {}
         self._sent_at = self.clock()

@@ -19,6 +19,7 @@ from pliant.deploy.grpc.device import SplitDevice
 from pliant.deploy.grpc.server import GrpcServer
 from pliant.deploy.grpc.server_main import SplitServerRun
 from pliant.deploy.messages import (
+    AnyMessage,
     TrainReply,
     TrainRequest,
     decode_message,
@@ -42,13 +43,13 @@ class PreviewTransport:
         self._agent = agent
         self.replies = [agent.handle_request(hello)]
         self.hello_replies = {agent.number: self.replies[0]}
-        self._requests: dict[int, bytes] = {}
+        self._requests: dict[int, AnyMessage] = {}
 
     def find_online_devices(self) -> set[int]:
         return {self._agent.number}
 
     def send(
-        self, requests: Mapping[int, bytes], *, round: int, seconds: float, adds: bool = False
+        self, requests: Mapping[int, AnyMessage], *, round: int, seconds: float, adds: bool = False
     ) -> None:
         self._requests = dict(requests)
 
@@ -57,7 +58,7 @@ class PreviewTransport:
 
     def poll_replies(self) -> list[RawReply]:
         """Handle the requests; a hello reply is the first."""
-        raw_replies = [self._agent.handle_request(raw) for raw in self._requests.values()]
+        raw_replies = [self._agent.handle_request(bytes(raw)) for raw in self._requests.values()]
         self._requests = {}
         self.replies += raw_replies
         return [RawReply(self._agent.number, raw) for raw in raw_replies]
