@@ -45,12 +45,15 @@ class UpdateStream:
 
     def __iter__(self) -> Iterator[Update]:
         for update in self._updates:
-            self.seen.append(
-                replace(update, delta={}, extra={}, device_state=None, residual={}, base={})
-            )
+            self.seen.append(remove_tensors(update))
             for observer in self._observers:
                 observer(update)
             yield update
+
+
+def remove_tensors(update: Update) -> Update:
+    """Return what an update says apart from its tensors."""
+    return replace(update, delta={}, extra={}, device_state=None, residual={}, base={})
 
 
 Updates = Iterable[Update] | UpdateStream

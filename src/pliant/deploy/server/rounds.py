@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from pliant.deploy.server.replies import (
     check_reply,
     make_task_record,
 )
+from pliant.deploy.server.reply_store import ReplyStore
 from pliant.deploy.server.requests import Requester, TaskOrder
 from pliant.deploy.settings import MAX_WAIT_ROUNDS, ServerSettings
 from pliant.devices.vector_rng import FloatArray, IntArray
@@ -33,7 +35,8 @@ from pliant.engine.run_store import RunState, RunStore
 from pliant.engine.selection import select_devices
 from pliant.engine.worker_context import WorkerContext
 from pliant.experiment.config import Experiment
-from pliant.methods.base import TaskKey
+from pliant.methods.aggregation import UpdateStream
+from pliant.methods.base import TaskKey, Update
 from pliant.methods.state import init_server_state
 from pliant.params import get_params
 from pliant.rng import rng_stream
@@ -86,6 +89,7 @@ class DeviceTransport:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     presence: PresenceWriter | None = None  # for those who watch the run
+    store: ReplyStore = field(default_factory=ReplyStore)
 
     def __post_init__(self) -> None:
         self._config = encode_for_devices(self.experiment, self.settings.pace)
@@ -163,6 +167,7 @@ class DeviceTransport:
 
     def prepare(self, run: Run, devices: list[int]) -> dict[int, AnyMessage]:
         """Start a round: return the encoded request of each device."""
+        self.store.clear()
         self.requests, self.replies = self._make_requests(run, devices), {}
         self._sent_at = self.clock()
         return {device: request.raw for device, request in self.requests.items()}
@@ -200,6 +205,8 @@ class DeviceTransport:
     def receive(self, run: Run, message: RawReply) -> None:
         """Validate one reply."""
         reply = check_reply(run, self.requests[message.device], message, self._elapsed)
+        if _merges_stream(run):
+            reply = self.store.keep(message, reply)
         self.replies[message.device] = reply
         if self.presence is not None:
             self.presence.note_reply(message.device, reply.battery)
@@ -227,14 +234,25 @@ class DeviceTransport:
             for reply, outcome in results
         ]
         start = run.state.seconds
+        server_state = self._merge(run, updates) if _merges_stream(run) else None
         return RoundResult(
             updates,
             tasks,
             start + (closed_at - self._opened_at),
             {update.device: MergedRound(number) for update in updates},
             start + waited,
+            server_state=server_state,
             population=self._population,
         )
+
+    def _merge(self, run: Run, updates: list[Update]) -> Any:
+        """Return the server's state after updates whose tensors are in the store."""
+        requests = [self.requests[update.device] for update in updates]
+        arrivals = {device: reply.arrival for device, reply in self.replies.items()}
+        stream = UpdateStream(updates, self.store.iter_updates(run, requests, arrivals))
+        state = run.merge(stream)
+        self.store.clear()
+        return state
 
     @property
     def _elapsed(self) -> float:
@@ -287,6 +305,13 @@ class DeviceTransport:
             TaskOutcome(outcome).name.lower() if reply.outcome in ("", LATE) else reply.outcome
             for reply, outcome in zip(replies, result.outcomes, strict=True)
         ]
+
+
+def _merges_stream(run: Run) -> bool:
+    """Return whether updates are merged one by one, and not needed together after that."""
+    context = run.context
+    is_kept = context.data.test_shares or context.distiller is not None
+    return context.merges_stream and not is_kept
 
 
 def is_complete(run: Run, reply: CheckedReply) -> bool:

@@ -8,6 +8,7 @@ from secrets import token_hex
 
 import msgspec
 
+from pliant import runtime
 from pliant.data.declared import DeclaredData
 from pliant.deploy.messages import (
     TrainRequest,
@@ -19,6 +20,7 @@ from pliant.deploy.server.live_tasks import LiveTasks
 from pliant.deploy.server.presence import PresenceWriter
 from pliant.deploy.server.remote_tasks import RemoteTasks
 from pliant.deploy.server.replies import find_max_reply_bytes
+from pliant.deploy.server.reply_store import ReplyStore
 from pliant.deploy.server.rounds import DeviceTransport, NotEnoughDevices, make_run
 from pliant.deploy.settings import BYTE_LIMIT_FILE, SETTINGS_FILE, ServerSettings
 from pliant.devices import CostRows
@@ -63,6 +65,7 @@ def serve(context: WorkerContext, devices: DeviceTransport, folder: Path) -> Ite
     """Run the remaining rounds of the run in a folder and yield their records."""
     store, retries = RunStore(folder), devices.settings.retries
     devices.presence = PresenceWriter(folder, shares=_list_shares(context))
+    devices.store = ReplyStore(folder)
     try:
         run = make_run(devices.experiment, context, store, _get_secret_seed(devices, folder))
         is_empty = [r.merged == 0 for r in read_records(folder) if isinstance(r, RoundRecord)]
@@ -73,6 +76,7 @@ def serve(context: WorkerContext, devices: DeviceTransport, folder: Path) -> Ite
         # a run that has given up may retry as often again
         consecutive = len(list(takewhile(bool, reversed(is_empty)))) % (retries + 1)
         for record in run_rounds(run, transport, store):
+            runtime.release_freed_memory()  # as much as the round's updates have left behind
             yield record
             consecutive = 0 if record.merged else consecutive + 1
             if consecutive > retries:
