@@ -34,8 +34,10 @@ def list_devices(*, keys: Path) -> None:
 
 
 @app.command
-def token(number: int | None = None, *, keys: Path, minutes: float = 60.0) -> None:
-    """Print a token with which one device can enrol, once.
+def token(
+    number: int | None = None, *, keys: Path, minutes: float = 60.0, count: int | None = None
+) -> None:
+    """Print a token with which one device can enrol, once; with --count, one for each of many.
 
     Example: pliant server devices token --keys keys
 
@@ -43,10 +45,17 @@ def token(number: int | None = None, *, keys: Path, minutes: float = 60.0) -> No
         number: Number of the device; by default the first that was never given away.
         keys: Folder made by `pliant deploy init`.
         minutes: Time in which the token is valid.
+        count: Number of tokens, for the first devices that were never given away.
     """
     _check_number(number)
-    registry = _open_registry(keys)
-    sys.stdout.write(f"{registry.issue_token(number, seconds=_parse_minutes(minutes))}\n")
+    seconds, registry = _parse_minutes(minutes), _open_registry(keys)
+    if count is None:
+        tokens = [registry.issue_token(number, seconds=seconds)]
+    elif number is not None or count < 1:
+        raise ValueError("Expected either the number of a device or --count of at least 1")
+    else:
+        tokens = registry.issue_tokens(count, seconds=seconds)
+    sys.stdout.writelines(f"{token}\n" for token in tokens)
 
 
 @app.command
@@ -60,8 +69,8 @@ def approve(numbers: Numbers, *, keys: Path) -> None:
         keys: Folder made by `pliant deploy init`.
     """
     registry = _open_registry(keys)
-    for number in numbers:
-        sys.stdout.write(f"{number}  approved  {registry.approve(number).fingerprint}\n")
+    for number, device in zip(numbers, registry.approve(*numbers), strict=True):
+        sys.stdout.write(f"{number}  approved  {device.fingerprint}\n")
 
 
 @app.command

@@ -22,7 +22,7 @@ from pliant.deploy.security.certificates import (
     read_federation_name,
 )
 from pliant.deploy.security.enrolment import (
-    ATTEMPT_BURST,
+    FAILURE_BURST,
     EnrolmentService,
     enrol_device,
     make_request,
@@ -206,11 +206,26 @@ def test_guesses_of_tokens_are_limited_by_address(tmp_path):
     guess = parse_token(f"0-{32 * 'a'}-{token.authority}")
     request = make_request(guess, federation, *make_device_key())
     reasons = [send(request)["reason"] for _ in range(200)]
-    assert sum("was issued" in reason for reason in reasons) <= ATTEMPT_BURST + 10
+    assert sum("was issued" in reason for reason in reasons) <= FAILURE_BURST + 10
     assert "expected fewer attempts" in reasons[-1]
     right = make_request(token, federation, *make_device_key())
     assert "expected fewer attempts" in send(right)["reason"]
     assert send(right, "elsewhere")["reason"] == ""
+
+
+def test_as_many_devices_as_have_tokens_enrol_from_one_address(tmp_path):
+    registry, federation, send = make_service(tmp_path)
+    tokens = registry.issue_tokens(int(FAILURE_BURST) + 5, seconds=60)
+    for token in tokens:
+        assert send(make_request(token, federation, *make_device_key()))["reason"] == ""
+    numbers = [token.number for token in tokens]
+    assert numbers == list(range(len(tokens)))
+    approved = registry.approve(*numbers)
+    assert list(registry.read().values()) == approved
+    assert list(registry.read_public_keys()) == numbers
+    with pytest.raises(LookupError, match="device 0: expected a key that waits"):
+        registry.approve(0)
+    assert [token.number for token in registry.issue_tokens(2, seconds=60)] == [25, 26]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from pliant.deploy.versions import (
     find_version_problem,
 )
 
-ATTEMPTS_PER_SECOND, ATTEMPT_BURST = 0.1, 20.0  # of one address
+FAILURES_PER_SECOND, FAILURE_BURST = 0.1, 20.0  # of one address, behind which many may be
 MAX_REQUEST_CHARS = 4096
 ATTEMPTS = 3  # to send a request
 LOCAL_SECONDS = 60.0  # in which a token is used on the same machine
@@ -73,14 +73,18 @@ class EnrolmentService:
         self._registry = registry
         self._ca = (keys / "ca.crt").read_text()
         self._federation = read_federation_name(keys / "ca.crt")
-        self._attempts, self._lock = RateLimit(ATTEMPTS_PER_SECOND, ATTEMPT_BURST), threading.Lock()
+        self._failures, self._lock = RateLimit(FAILURES_PER_SECOND, FAILURE_BURST), threading.Lock()
 
     def answer(self, header: str, address: str) -> str:
-        """Return the header of the answer to a call from an address."""
+        """Return the header of the answer to a call from an address.
+
+        An address that fails too often is refused. Those who have a token never do, so that as many
+        devices as have one can enrol from one address.
+        """
         reply = EnrolmentReply(ca=self._ca)
         if header:
             with self._lock:
-                is_allowed = self._attempts.allow(address)
+                is_allowed = self._failures.check(address)
             try:
                 if len(header) > MAX_REQUEST_CHARS:
                     raise EnrolmentRefused(f"expected at most {MAX_REQUEST_CHARS} characters")
@@ -89,6 +93,8 @@ class EnrolmentService:
                 self._enrol(header)
                 reply = EnrolmentReply()
             except (EnrolmentRefused, ValueError) as refusal:
+                with self._lock:
+                    self._failures.allow(address)
                 reply = EnrolmentReply(reason=str(refusal))
         return msgspec.json.encode(reply).decode()
 

@@ -9,7 +9,9 @@ import hmac
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from secrets import token_hex
 from typing import Literal
@@ -110,6 +112,7 @@ class DeviceRegistry:
         self._version: object = None
         self._devices: Mapping[int, RegisteredDevice] = {}
         self._public_keys: dict[int, PublicKey] = {}
+        self._parsed: dict[str, PublicKey] = {}  # so that a change costs what has changed
 
     @property
     def version(self) -> object:
@@ -127,8 +130,10 @@ class DeviceRegistry:
             return {}
         if version != self._version:
             devices = self._load()
-            keys = {number: device.key for number, device in devices.items()}
-            self._public_keys = {n: parse_public_key(key) for n, key in keys.items() if key}
+            keys = {number: device.key for number, device in devices.items() if device.key}
+            known = self._parsed
+            self._parsed = {key: known.get(key) or parse_public_key(key) for key in keys.values()}
+            self._public_keys = {number: self._parsed[key] for number, key in keys.items()}
             self._devices, self._version = devices, version
         return self._devices
 
@@ -144,21 +149,39 @@ class DeviceRegistry:
         Without a number, it is for the first device that never had a key and has no valid token.
         """
         with self._edit() as devices:
-            if number is None:
-                number = next(n for n in range(MAX_NUMBER) if self._is_free(devices.get(n)))
-            device = devices.get(number, RegisteredDevice())
-            if is_rotation and device.key is None:
-                raise LookupError(f"device {number}: expected an approved key to replace")
-            if not is_rotation and (device.key or device.pending):
-                raise ValueError(
-                    f"device {number}: expected no key, got a device that is {device.status}; "
-                    "rotate or revoke its key"
-                )
-            secret, end = token_hex(TOKEN_BYTES), self._clock() + seconds
-            token = IssuedToken(_hash_secret(secret), end, is_rotation)
-            devices[number] = replace(device, token=token)
-        authority = read_federation_name(self._keys / "ca.crt")[:AUTHORITY_DIGITS]
-        return Token(number, secret, authority)
+            return self._issue(devices, number, seconds, is_rotation=is_rotation)
+
+    def issue_tokens(self, count: int, *, seconds: float) -> list[Token]:
+        """Return tokens for the first devices that never had a key and have no valid token."""
+        with self._edit() as devices:
+            free = (n for n in range(MAX_NUMBER) if self._is_free(devices.get(n)))
+            return [self._issue(devices, n, seconds) for n in list(islice(free, count))]
+
+    def _issue(
+        self,
+        devices: dict[int, RegisteredDevice],
+        number: int | None,
+        seconds: float,
+        *,
+        is_rotation: bool = False,
+    ) -> Token:
+        if number is None:
+            number = next(n for n in range(MAX_NUMBER) if self._is_free(devices.get(n)))
+        device = devices.get(number, RegisteredDevice())
+        if is_rotation and device.key is None:
+            raise LookupError(f"device {number}: expected an approved key to replace")
+        if not is_rotation and (device.key or device.pending):
+            raise ValueError(
+                f"device {number}: expected no key, got a device that is {device.status}; "
+                "rotate or revoke its key"
+            )
+        secret, end = token_hex(TOKEN_BYTES), self._clock() + seconds
+        devices[number] = replace(device, token=IssuedToken(_hash_secret(secret), end, is_rotation))
+        return Token(number, secret, self._authority)
+
+    @cached_property
+    def _authority(self) -> str:
+        return read_federation_name(self._keys / "ca.crt")[:AUTHORITY_DIGITS]
 
     def _is_free(self, device: RegisteredDevice | None) -> bool:
         if device is None:
@@ -199,14 +222,15 @@ class DeviceRegistry:
             else:
                 devices[number] = device.retire_keys(text)
 
-    def approve(self, number: int) -> RegisteredDevice:
-        """Accept the key that a device has enrolled."""
+    def approve(self, *numbers: int) -> list[RegisteredDevice]:
+        """Accept the keys that devices have enrolled: all of them, or none after an error."""
         with self._edit() as devices:
-            device = devices.get(number, RegisteredDevice())
-            if device.pending is None:
-                raise LookupError(f"device {number}: expected a key that waits for approval")
-            devices[number] = device = replace(device, key=device.pending, pending=None)
-            return device
+            for number in numbers:
+                device = devices.get(number, RegisteredDevice())
+                if device.pending is None:
+                    raise LookupError(f"device {number}: expected a key that waits for approval")
+                devices[number] = replace(device, key=device.pending, pending=None)
+            return [devices[number] for number in numbers]
 
     def revoke(self, number: int) -> None:
         """Refuse a device from its next message on; its tokens become invalid too."""
