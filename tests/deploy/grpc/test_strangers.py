@@ -1,9 +1,12 @@
 """Unwanted callers are refused in one line, and the run continues."""
 
 import socket
+import ssl
 import threading
+from contextlib import suppress
 
 import grpc
+import psutil
 import pytest
 from tests.deploy.federation_keys import make_federation_keys, make_stranger_key
 from tests.deploy.grpc_in_process import (
@@ -17,6 +20,7 @@ from tests.deploy.grpc_in_process import (
 )
 from tests.waiting import LIMIT, wait_until
 
+from pliant.deploy.grpc import server
 from pliant.deploy.grpc.chunks import MAX_MESSAGE_BYTES
 from pliant.deploy.grpc.client import GrpcClient
 from pliant.deploy.grpc.frames import Ready, RunFinished
@@ -142,6 +146,41 @@ def test_streams_of_strangers_keep_no_device_out(tmp_path):
                 list(call)
         silence.set()
     server_run.grpc_server.close()
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
+
+def test_connections_that_prove_nothing_end_and_take_no_threads(keys, tmp_path, monkeypatch):
+    """Some never begin TLS, some never HTTP, some never a call, some send a byte at a time."""
+    monkeypatch.setattr(server, "HANDSHAKE_MS", 2000)
+    monkeypatch.setattr(server, "IDLE_MS", 2000)
+    run = make_server_run(make_experiment(tmp_path, rounds=1), keys)
+    run.grpc_server.start()
+    port, process = run.grpc_server.port, psutil.Process()
+    context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
+    context.set_alpn_protocols(["h2"])
+    sockets = []
+    threads = process.num_threads()
+    for index in range(120):
+        connection = socket.create_connection(("127.0.0.1", port), LIMIT)
+        if index % 4 in (1, 2):
+            connection = context.wrap_socket(connection, server_hostname="127.0.0.1")
+        if index % 4 == 2:
+            connection.sendall(PREFACE)
+        if index % 4 == 3:
+            connection.sendall(b"\x16")
+        sockets.append(connection)
+    [device] = make_devices([0], tmp_path).values()
+    with connect_devices({0: device}, port, tmp_path, keys):
+        wait_until(lambda: run.channels[0].is_ready, "the device to join")
+    assert process.num_threads() < threads + 20  # of which the device has some
+    for connection in sockets:
+        with suppress(ConnectionError, ssl.SSLError):
+            while connection.recv(65536):
+                pass  # until the server closes it
+        connection.close()
+    run.grpc_server.close()
 
 
 def make_authenticator(keys, now):

@@ -32,6 +32,7 @@ from pliant.deploy.grpc.handshake import (
     Authenticator,
     StreamRefused,
 )
+from pliant.deploy.grpc.health import MAX_WATCHERS, HealthService
 from pliant.deploy.security import certificates
 from pliant.deploy.security.enrolment import EnrolmentService
 from pliant.deploy.security.registry import DeviceRegistry
@@ -45,6 +46,7 @@ HANDSHAKE_MS = 10_000  # for a TLS connection
 IDLE_MS = 30_000  # of a connection without a call
 MAX_HEADER_BYTES = 8192
 CALLS_PER_CONNECTION = 16
+WINDOW_BYTES = 512 * 1024  # that a device may send before they are read
 SPARE_CALLS = 64  # for streams about to be replaced or refused, and those who ask what this is
 SPARE_CONNECTIONS = 1024  # of those who have proved nothing yet
 STOP_SECONDS = 2.0  # for devices to hear that the run is over
@@ -140,8 +142,10 @@ class GrpcServer:
             name: grpc.stream_stream_rpc_method_handler(function)
             for name, function in functions.items()
         }
+        service = grpc.method_handlers_generic_handler(GRPC_SERVICE, handlers)
+        self._health = HealthService(grpc)
         self._server = grpc.aio.server(
-            handlers=(grpc.method_handlers_generic_handler(GRPC_SERVICE, handlers),),
+            handlers=(service, self._health.handler),
             options=[
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", -1),
@@ -150,13 +154,15 @@ class GrpcServer:
                 ("grpc.max_allowed_incoming_connections", 2 * devices + SPARE_CONNECTIONS),
                 ("grpc.max_connection_idle_ms", IDLE_MS),
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                ("grpc.http2.bdp_probe", 0),  # else windows grow to megabytes of memory each
+                ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 2),
                 ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
                 ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 4),
             ],
-            maximum_concurrent_rpcs=2 * devices + SPARE_CALLS,
+            maximum_concurrent_rpcs=2 * devices + SPARE_CALLS + MAX_WATCHERS,
         )
         try:
             if keys is None:
@@ -176,6 +182,7 @@ class GrpcServer:
 
     async def _start(self) -> None:
         await self._server.start()
+        self._health.set_serving(True)
         if self._registry is not None:
             self._watcher = asyncio.create_task(self._watch_keys(self._registry))
 
@@ -189,6 +196,7 @@ class GrpcServer:
     async def _stop(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
+        self._health.set_serving(False)
         await self._server.stop(STOP_SECONDS)
 
     async def _watch_keys(self, registry: DeviceRegistry) -> None:
