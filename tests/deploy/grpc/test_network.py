@@ -16,6 +16,7 @@ from tests.deploy.grpc_in_process import (
 from tests.split.small_split import make_faulty
 from tests.waiting import LIMIT
 
+from pliant.deploy.server.presence import read_presence
 from pliant.engine.ledger import RoundRecord, TaskRecord, verify_records
 from pliant.engine.run_store import read_records
 from pliant.split.payload import Payload
@@ -50,6 +51,8 @@ def test_simulated_pace_has_the_records_and_weights_of_the_simulation(name, keys
     simulate_rounds(experiment, tmp_path / "simulated")
     assert records == list(read_records(tmp_path / "simulated"))
     assert records[-1].digest is not None
+    presence = read_presence(tmp_path / "run")
+    assert (presence.online, set(presence.last_seen)) == ((), {0, 1, 2})
 
 
 @pytest.mark.parametrize("pace", ["simulated", "measured"])

@@ -1,5 +1,6 @@
 from tests.waiting import wait_until
 
+from pliant.deploy.server import presence
 from pliant.deploy.server.presence import (
     PRESENCE_FILE,
     Battery,
@@ -36,6 +37,25 @@ def test_a_file_is_not_written_at_every_look(tmp_path):
     assert read_presence(tmp_path).written_at == 103.0
 
 
+def test_devices_that_join_together_are_written_together(tmp_path, monkeypatch):
+    now, online, writes = [100.0], set(), []
+    write = presence.atomic.write_bytes
+    monkeypatch.setattr(
+        presence.atomic, "write_bytes", lambda *a, **k: (writes.append(now[0]), write(*a, **k))
+    )
+    writer = PresenceWriter(tmp_path, lambda: now[0])
+    for device in range(1000):
+        now[0] += 0.001
+        online.add(device)
+        writer.note_online(online)
+    assert len(writes) <= 3
+    now[0] += 0.5
+    writer.note_online(online)  # the next look
+    assert read_presence(tmp_path).online == tuple(range(1000))
+    writer.note_online(())  # the end is written at once
+    assert read_presence(tmp_path).online == ()
+
+
 def test_a_restarted_server_remembers_when_devices_were_seen(tmp_path):
     PresenceWriter(tmp_path, lambda: 100.0).note_online({0, 1})
     PresenceWriter(tmp_path, lambda: 200.0).note_online({1})
@@ -55,10 +75,12 @@ def test_a_disk_that_cannot_be_written_does_not_end_a_round(tmp_path):
     assert list((tmp_path / PRESENCE_FILE).iterdir()) == []
 
 
-def test_a_new_battery_state_is_written_at_once_and_remembered(tmp_path):
-    writer = PresenceWriter(tmp_path, lambda: 100.0)
+def test_a_new_battery_state_is_written_soon_and_remembered(tmp_path):
+    now = [100.0]
+    writer = PresenceWriter(tmp_path, lambda: now[0])
     writer.note_online({1})
     writer.note_reply(1, Battery(0.5))
+    now[0] += 0.5
     writer.note_reply(1)  # a reply without one
     assert read_presence(tmp_path).batteries == {1: Battery(0.5)}
     PresenceWriter(tmp_path, lambda: 200.0).note_online({1})

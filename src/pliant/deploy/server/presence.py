@@ -16,6 +16,7 @@ from pliant.storage.tail import read_range
 PRESENCE_FILE = "presence.json"
 MAX_BYTES = 1 << 26  # more than the file of any fleet
 WRITE_SECONDS = 2.0  # between two writes
+CHANGE_SECONDS = 0.5  # between two writes if something has changed: many may join within a second
 LOOK_SECONDS = 5.0  # between two looks at who is online, at most
 STALE_SECONDS = 60.0  # after which a look no longer counts, as the server is gone
 
@@ -53,6 +54,7 @@ class PresenceWriter:
     ) -> None:
         self._path, self._clock = folder / PRESENCE_FILE, clock
         self._presence, self._last_write = replace(read_presence(folder), shares=shares), 0.0
+        self._has_changed = False  # since the last write
 
     def note_online(self, devices: Collection[int]) -> None:
         """Note all devices that are online now."""
@@ -67,13 +69,16 @@ class PresenceWriter:
         self._note(tuple(sorted({*self._presence.online, device})), [device], is_new)
 
     def _note(self, online: tuple[int, ...], seen: Collection[int], is_new: bool = False) -> None:
-        now, is_new = self._clock(), is_new or online != self._presence.online
+        now = self._clock()
+        self._has_changed |= is_new or online != self._presence.online
         last_seen = self._presence.last_seen | dict.fromkeys(seen, now)
         self._presence = replace(self._presence, written_at=now, online=online, last_seen=last_seen)
-        if is_new or now - self._last_write >= WRITE_SECONDS:
+        pause = CHANGE_SECONDS if self._has_changed else WRITE_SECONDS
+        is_end = self._has_changed and not online  # after which nothing may be noted
+        if now - self._last_write >= pause or is_end:
             with suppress(OSError):  # a full disk must not end a round for this
                 atomic.write_bytes(self._path, msgspec.json.encode(self._presence), is_private=True)
-            self._last_write = now
+            self._last_write, self._has_changed = now, False
 
 
 @contextmanager
@@ -93,6 +98,7 @@ def watch_presence(folder: Path, find_online: Callable[[], Collection[int]]) -> 
     finally:
         is_over.set()
         thread.join()
+        writer.note_online(find_online())  # also in a run that is shorter than a look
         writer.note_online(())
 
 
