@@ -85,3 +85,17 @@ def test_kernels_are_retained_for_the_shapes_of_other_subnets(mode):
     first, second = (turn.count("create:cache_miss") for turn in lines.split("turn ")[1:])
     assert first > 1024  # what oneDNN keeps by default
     assert (second == 0) == (mode == "retain")
+
+
+LIMITS = """
+import resource
+from pliant import runtime
+hard = min(2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+runtime.raise_file_limit()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+"""
+
+
+def test_a_process_may_have_as_many_connections_as_its_administrator_allows():
+    subprocess.run([sys.executable, "-c", LIMITS], check=True)

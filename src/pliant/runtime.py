@@ -15,6 +15,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 MMAP_THRESHOLD = 32 * 2**20  # bytes; the largest that glibc accepts
 TRIM_THRESHOLD = 2**30  # bytes
 KERNELS = 4096  # oneDNN keeps 1,024; coins give DenseNet-40 about 90 new ones per step
+MAX_FILES = 65536
 CGROUP = Path("/sys/fs/cgroup")
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -40,6 +41,16 @@ def release_freed_memory() -> None:
     """Return freed memory to the system."""
     if malloc_trim := getattr(_LIBC, "malloc_trim", None):
         malloc_trim(0)
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many connections as its administrator allows; services start low."""
+    if sys.platform == "linux":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 def measure_cores(cgroup: Path = CGROUP) -> float:

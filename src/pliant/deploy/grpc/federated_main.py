@@ -6,6 +6,7 @@
 import logging
 from pathlib import Path
 
+from pliant import runtime
 from pliant.deploy.grpc.server import GrpcServerSetup
 from pliant.deploy.grpc.transport import GrpcTransport
 from pliant.deploy.server.rounds import DeviceTransport, NotEnoughDevices
@@ -17,6 +18,7 @@ log = logging.getLogger("pliant")
 
 def main(setup: GrpcServerSetup) -> None:
     log.setLevel(logging.INFO)
+    runtime.raise_file_limit()  # a device is a connection
     folder, keys = Path(setup.folder), None if setup.keys is None else Path(setup.keys)
     prepared = prepare_run(folder)
     messages = GrpcTransport(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from pliant import runtime
 from pliant.data.declared import DataDeclaration
 from pliant.deploy.grpc.channel import DeviceChannel
 from pliant.deploy.grpc.environment import WallClockEnvironment
@@ -193,6 +194,7 @@ class SplitServerRun:
 
 def main(setup: GrpcServerSetup) -> None:
     log.setLevel(logging.INFO)
+    runtime.raise_file_limit()  # a device is a connection
     folder = Path(setup.folder)
     keys = None if setup.keys is None else Path(setup.keys)
     settings = msgspec.json.decode((folder / SETTINGS_FILE).read_bytes(), type=ServerSettings)
