@@ -65,7 +65,12 @@ def test_only_selected_devices_train(pace, keys, tmp_path):
     assert verify_records(records) == 2
 
 
-@pytest.mark.parametrize("name", ["splitfed", "adasplit", "auxsplit", "oneshot"])
+# test_traffic.py has the first two at this pace too
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(n, marks=pytest.mark.slow) for n in ("splitfed", "adasplit")),
+     "auxsplit", "oneshot"],
+)  # fmt: skip
 def test_measured_pace_has_the_weights_and_costs_of_the_simulation(name, keys, tmp_path):
     experiment = make_experiment(tmp_path, name, fields=METHODS[name])
     records = run_with_devices(experiment, tmp_path, keys, pace="measured")
