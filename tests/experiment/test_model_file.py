@@ -72,7 +72,7 @@ def test_a_torch_program_scores_bytes_like_the_network(name, tmp_path):
     "name",
     [pytest.param(n, marks=pytest.mark.slow) if n in SLOW_ONNX else n for n in NETWORKS],
 )
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a user sees none of them
 def test_an_onnx_program_scores_bytes_like_the_network(name, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")

@@ -6,6 +6,7 @@ them, such as bytes from 0 to 255, in batches of any size, and return one score 
 """
 
 import io
+import warnings
 import zipfile
 from collections.abc import Callable
 from copy import deepcopy
@@ -125,15 +126,17 @@ def _encode_pt2(prepared: PreparedNetwork, info: ModelInfo, text: str) -> bytes:
 def _encode_onnx(prepared: PreparedNetwork, info: ModelInfo, text: str) -> bytes:
     require("onnx", "export")
     require("onnxscript", "export")
-    program = torch.onnx.export(
-        prepared,
-        (_make_samples(info),),
-        dynamo=True,
-        input_names=["samples"],
-        output_names=["scores"],
-        dynamic_shapes={"samples": {0: torch.export.Dim("batch")}},
-        verbose=False,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch, about its own calls
+        program = torch.onnx.export(
+            prepared,
+            (_make_samples(info),),
+            dynamo=True,
+            input_names=["samples"],
+            output_names=["scores"],
+            dynamic_shapes={"samples": {0: torch.export.Dim("batch")}},
+            verbose=False,
+        )
     if program is None:
         raise RuntimeError("torch.onnx.export returned no program")
     program.model.metadata_props[METADATA_KEY] = text
