@@ -100,10 +100,16 @@ def get(port: int, path: str) -> str | None:
     return None
 
 
+def list_metrics(port: int) -> list[str]:
+    """Return the lines of /metrics, without comments and the buckets of histograms."""
+    lines = (get(port, "/metrics") or "").splitlines()
+    return [line for line in lines if not line.startswith("#") and "_bucket" not in line]
+
+
 def count_rounds(port: int) -> int:
     """Return the rounds that /metrics reports."""
-    lines = (get(port, "/metrics") or "").splitlines()
-    return int(sum(float(line.split()[1]) for line in lines if line[:20] == "pliant_rounds_total "))
+    values = [line.split() for line in list_metrics(port)]
+    return int(sum(float(value) for name, value in values if name == "pliant_rounds_total"))
 
 
 def kill(process: subprocess.Popen[bytes]) -> int:
@@ -160,6 +166,7 @@ def run(folder: Path, port: int) -> RoundRecord:
             processes.append(start(path, "device", "--config", "pliant.toml", *options))
         wait_for(lambda: count_rounds(monitor) >= 2)
         print_line(call(server, "server", "status", "run"))
+        print_line("\n".join(list_metrics(monitor)))
         back_up(server, backup)
         print_line(f"killed {kill(processes[0])} processes of the server")
         shutil.rmtree(server)
