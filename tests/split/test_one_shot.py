@@ -77,7 +77,8 @@ def take_steps(server, activations, labels, *address):
 
 
 def test_the_server_trains_on_all_activations_and_then_on_those_of_each_client():
-    method = OneShotSplit(local=SGD, local_share=0.0, personal_share=0.5, passes=2, payload=EXACT)
+    phases = {"local_share": 0.0, "personal_share": 0.5, "passes": 2}
+    method = OneShotSplit(local=SGD, payload=EXACT, **phases)
     session = make_session(method)
     activations, labels = make_activations(session)
     for number in range(2):

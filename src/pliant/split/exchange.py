@@ -19,6 +19,7 @@ from pliant.split.session import Session
 from pliant.split.validation import MessageManifest, decode_message
 
 PartChange = Callable[[Params, list[int]], Params]  # of a part that these clients share
+Variation = Callable[[LabelledActivations], LabelledActivations]
 
 
 class OpenBatch(NamedTuple):
@@ -153,7 +154,11 @@ class SplitRound:
                 client.skip()
 
     def train_on_kept(
-        self, images: Mapping[int, Tensor], lr: float, server: ServerPart | None = None
+        self,
+        images: Mapping[int, Tensor],
+        lr: float,
+        server: ServerPart | None = None,
+        vary: Variation = lambda batch: batch,
     ) -> dict[int, float]:
         """Train the server once on kept activations of clients' images; return losses by client."""
         session, server = self.session, server or self.session.server
@@ -166,7 +171,7 @@ class SplitRound:
         if session.is_dry:
             return dict.fromkeys(images, 1.0)
         assert session.kept is not None
-        batches = {client: session.kept.get(client, rows) for client, rows in images.items()}
+        batches = {client: vary(session.kept.get(client, rows)) for client, rows in images.items()}
         if len(batches) == 1:
             [(client, batch)] = batches.items()
             results = {client: server.step(client, *batch, lr, needs_gradient=False)}
@@ -342,10 +347,7 @@ class SplitRound:
             server.load_params(mean)
 
     def average_networks(self, *, trim: float = 0.0) -> None:
-        """Average both parts of clients whose cuts differ; send each client its part of the mean.
-
-        Without a part that can enter, the server's copies are forgotten.
-        """
+        """Average both parts of clients whose cuts differ; send each client its part."""
         session, server = self.session, self.session.server
         assert isinstance(server, ServerCopies)
         parts, mean = self._collect_parts(), server.common.params
@@ -374,8 +376,8 @@ class SplitRound:
                 seconds.append(estimate_seconds(client, macs, size, size))
             cut = seconds.index(min(seconds))
             if sides[cut] is not session.get_sides(client):
-                size, costs = session.move_cut(client, cut), self._charged.costs[client]
-                costs.down += size
+                size = session.move_cut(client, cut)
+                self._charged.costs[client].down += size
                 self._charge_requests([client])
                 self._charged.download(client, size)
 

@@ -1,7 +1,9 @@
 """Activations that the server keeps, so that a part that does not change sends each one once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -10,6 +12,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from pliant.data import FederatedData
 from pliant.params import Params
 from pliant.split.server import LabelledActivations
+
+T = TypeVar("T")
 
 
 class KeptActivations:
@@ -74,6 +78,37 @@ class KeptActivations:
     def clear(self) -> None:
         for client in range(len(self._data)):
             self._get_state().pop(_get_name(client), None)
+
+
+def shuffle_images(
+    images: Mapping[int, Tensor], size: int, rng: np.random.Generator
+) -> list[dict[int, Tensor]]:
+    """Shuffle the images of clients into mini-batches, each grouped by client."""
+    if not images:
+        return []
+    owners = torch.cat([torch.full((len(own),), client) for client, own in images.items()])
+    pooled = torch.cat(list(images.values()))
+    order = torch.from_numpy(rng.permutation(len(pooled)))
+    batches = []
+    for rows in torch.split(order, size):
+        clients = sorted(set(owners[rows].tolist()))
+        batches.append({client: pooled[rows[owners[rows] == client]] for client in clients})
+    return batches
+
+
+def interleave(lists: Iterable[list[T]]) -> list[T]:
+    """Merge lists so that the items of each are spread evenly.
+
+    >>> from pliant.split.kept import interleave
+    >>> interleave([["a", "a", "a", "a"], ["b", "b"], ["c"]])
+    ['a', 'b', 'a', 'c', 'a', 'b', 'a']
+    """
+    places = [
+        ((index + 0.5) / len(items), number, item)
+        for number, items in enumerate(lists)
+        for index, item in enumerate(items)
+    ]
+    return [item for *_, item in sorted(places, key=lambda place: place[:2])]
 
 
 def check_repeatable(part: nn.Module) -> None:

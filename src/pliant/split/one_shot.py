@@ -2,13 +2,14 @@
 
 Ampere, arXiv 2507.07130: clients train their parts by an auxiliary loss and average them; then the
 server trains on the pooled, shuffled activations of all clients. pliant adds a third phase, in
-which the server trains one copy of its part per client on that client's activations.
+which the server trains one copy of its part per client on that client's activations, and can vary
+what it was sent: shifts and mixtures of a client's activations cost the client nothing.
 """
 
+from functools import partial
 from typing import ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pliant.nn.pareto_table import ParetoTable
 from pliant.rng import rng_stream
@@ -16,10 +17,12 @@ from pliant.split.affordable import choose_affordable_rates
 from pliant.split.base import SplitTraining
 from pliant.split.client_module import compute_auxiliary_loss, make_classifier
 from pliant.split.exchange import SplitRound
+from pliant.split.kept import interleave, shuffle_images
 from pliant.split.payload import Payload
 from pliant.split.server import ServerCopies
 from pliant.split.session import Session
-from pliant.value import Count, Fraction, Value
+from pliant.split.variation import vary_activations
+from pliant.value import Count, Fraction, Natural, NonNegative, Value
 
 
 class OneShotSplit(Value, frozen=True, tag="oneshot"):
@@ -42,6 +45,9 @@ class OneShotSplit(Value, frozen=True, tag="oneshot"):
     personal_share: Fraction = 0.3  # of the rounds, at the end: one server copy per client
     federate: bool = True  # average the clients' parts after every local round
     passes: Count = 4  # of the server over all activations in each of its rounds
+    pooled: bool = True  # mini-batches with images of all clients; else of one after another
+    shift: Natural = 0  # cells by which the server shifts kept feature maps at random
+    mixup: NonNegative = 0.0  # Beta parameter of the mixtures of a client's kept activations
     send_once: Count = 10**9  # bytes of activations that the server may keep
     elastic: bool = False  # in the local phase, clients drop filters to fit their speed
     table: ParetoTable | None = None  # of the client's part with its head; None: equal rates
@@ -80,24 +86,12 @@ class OneShotSplit(Value, frozen=True, tag="oneshot"):
         if number < int(self.local_share * rounds + 1e-9):
             self._train_clients(split_round, lr)
             return
-        session = split_round.session
-        server, kept = session.server, session.kept
-        assert isinstance(server, ServerCopies)
-        assert kept is not None
         self._collect_activations(split_round, lr)
-        images = kept.list_images()
         is_personal = number >= rounds - int(self.personal_share * rounds + 1e-9)
         for number_of_pass in range(self.passes):
-            if is_personal:
-                for client in images:
-                    own = {client: images[client]}
-                    for batch in self._draw_batches(split_round, number_of_pass, own, client):
-                        split_round.train_on_kept(batch, lr)
-            else:
-                for batch in self._draw_batches(split_round, number_of_pass, images):
-                    split_round.train_on_kept(batch, lr, server.common)
-        if number + 1 == rounds:
-            kept.clear()
+            self._train_server(split_round, lr, number_of_pass, is_personal=is_personal)
+        if number + 1 == rounds and split_round.session.kept is not None:
+            split_round.session.kept.clear()
 
     def _train_clients(self, split_round: SplitRound, lr: float) -> None:
         for step in range(split_round.session.iterations):
@@ -124,19 +118,30 @@ class OneShotSplit(Value, frozen=True, tag="oneshot"):
             ]
             split_round.keep_batches(batches)
 
-    def _draw_batches(
-        self, split_round: SplitRound, number_of_pass: int, images: dict[int, Tensor], *address: int
-    ) -> list[dict[int, Tensor]]:
-        """Shuffle the images of clients into mini-batches, each grouped by client."""
-        if not images:
-            return []
-        owners = torch.cat([torch.full((len(own),), client) for client, own in images.items()])
-        pooled = torch.cat(list(images.values()))
-        seed, number = split_round.session.seed, split_round.number
-        rng = rng_stream(seed, "pool", number, number_of_pass, *address)
-        order = torch.from_numpy(rng.permutation(len(pooled)))
-        batches = []
-        for rows in torch.split(order, self.local.batch):
-            clients = sorted(set(owners[rows].tolist()))
-            batches.append({client: pooled[rows[owners[rows] == client]] for client in clients})
-        return batches
+    def _train_server(
+        self, split_round: SplitRound, lr: float, number_of_pass: int, *, is_personal: bool
+    ) -> None:
+        """Make one pass over all kept activations, varied at random."""
+        session, address = split_round.session, (split_round.number, number_of_pass)
+        server, kept = session.server, session.kept
+        assert isinstance(server, ServerCopies)
+        assert kept is not None
+        seed, images = session.seed, kept.list_images()
+        if self.pooled and not is_personal:
+            rng = rng_stream(seed, "pool", *address)
+            batches = shuffle_images(images, self.local.batch, rng)
+        else:
+            batches = interleave(
+                shuffle_images({client: own}, self.local.batch, rng)
+                for client, own in images.items()
+                for rng in [rng_stream(seed, "pool", *address, client)]
+            )
+        vary = partial(
+            vary_activations,
+            classes=session.data.train.classes,
+            rng=rng_stream(seed, "vary", *address),
+            shift=self.shift,
+            mixup=self.mixup,
+        )
+        for batch in batches:
+            split_round.train_on_kept(batch, lr, server if is_personal else server.common, vary)
