@@ -227,3 +227,18 @@ def test_a_device_that_leaves_or_restarts_is_lost_with_its_request(make_transpor
     assert transport.find_lost_devices() == {1}
     transport.send({0: b"a"}, round=3, seconds=9.0)  # a new round waits for nobody else
     assert transport.find_lost_devices() == set()
+
+
+def test_flower_stores_the_tensors_of_all_requests_once():
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+    from pliant.deploy.flower.client_app import extract_body, make_content
+
+    tensors = bytes(range(256)) * 100
+    contents = [make_content(head, tensors) for head in (b"device 0", b"device 1")]
+    stored = {}
+    for content in contents:
+        stored |= {key: thing.deflate() for key, thing in get_all_nested_objects(content).items()}
+    assert len(tensors) < sum(map(len, stored.values())) < 1.2 * len(tensors)
+    bodies = [extract_body(SimpleNamespace(content=content)) for content in contents]
+    assert bodies == [b"device 0" + tensors, b"device 1" + tensors]
