@@ -47,7 +47,10 @@ def write_search(folder):
     config = {"format": 2, "search": {}, "network": {"name": "digits_cnn"}}
     (folder / "config.json").write_text(json.dumps(config))
     trials = [((0.0, 0.0), 0.9), ((0.25, 0.25), 0.6), ((0.5, 0.5), 0.3), ((0.1, 0.4), 0.7)]
-    lines = [json.dumps({"rates": rates, "accuracy": value}) for rates, value in trials]
+    lines = [
+        json.dumps({"rates": rates, "accuracy": value, "cost": 1 - sum(rates) / 2})
+        for rates, value in trials
+    ]
     (folder / "trials.jsonl").write_text("\n".join(lines) + "\n")
     save_table(folder / "table.safetensors", ParetoTable("net", ((0.0, 0.0),), (1.0,), (0.1,)))
 
@@ -182,6 +185,13 @@ def test_a_finished_search_is_shown_as_finished_beside_equal_rates(page, tmp_pat
     assert get_text(page, "#list .on .more").startswith("finished")
     assert "3 vectors with equal rates for all sites" in get_text(page, "#pareto-text")
     page.save_screenshot(tmp_path / "search.png")
+    page.resize(390, 844, is_phone=True)
+    page.until("document.querySelector('#pareto').getBoundingClientRect().width < 390")
+    cut_off = page.run(
+        "[...document.querySelectorAll('#pareto text')].filter(t => { const b = "
+        "t.getBoundingClientRect(); return b.left < 0 || b.right > 390 }).map(t => t.textContent)"
+    )
+    assert cut_off == []
 
 
 def test_a_deleted_run_disappears(page, folder):

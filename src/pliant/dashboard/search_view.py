@@ -9,7 +9,7 @@ import msgspec
 from pliant.storage.tail import FileTail
 
 MAX_POINTS = 1500  # of the cloud behind the front: the newest
-COST_LABEL = "expected MACs of a step, share of the full network's"
+COST_LABEL = "MACs of a step, share of the full network's"  # short enough for a phone
 KEPT_LABEL = "mean share of filters kept"  # where records lack the MACs
 
 

@@ -25,6 +25,6 @@ export function drawFront() {
 
 function describe(run, { known, front, equal }) {
   const range = front.length ? `, from ${percent(front[0][1])} to ${percent(front.at(-1)[1])}` : "";
-  const line = equal.length ? ` Dashed: ${equal.length} vectors with equal rates for all sites.` : "";
+  const line = equal.length ? ` Dotted: ${equal.length} vectors with equal rates for all sites.` : "";
   return `${run.label}: ${known} short trainings, ${front.length} vectors on the front${range}.${line}`;
 }
