@@ -20,7 +20,8 @@ pytestmark = [
 def folder(tmp_path_factory):
     runs = tmp_path_factory.mktemp("many") / "runs"
     for number in range(1000):
-        write_run(runs / f"method=m{number % 10},seed={number}")
+        method = f"m{number % 10}"
+        write_run(runs / f"method={method},seed={number}", method={"type": method}, seed=number)
     big = write_run(runs / "big")
     round_lines = make_lines(0, tasks=10, steps=60)
     with open(big / "events.jsonl", "wb") as file:
@@ -40,7 +41,8 @@ def test_a_thousand_runs_and_200_megabytes(folder, tmp_path):
         address = server.stdout.readline().strip()
         with start_browser(tmp_path / "profile") as browser:
             page = browser.open(address)
-            page.until("document.querySelectorAll('#list li').length === 1001")
+            page.until("document.querySelectorAll('#list .group').length === 11")
+            page.until("document.querySelector('#count').textContent === '1001'")
             paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
             assert page.until(paint) < 1000
             page.until("document.querySelector('#newest').textContent.includes('big')")

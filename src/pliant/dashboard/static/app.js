@@ -131,8 +131,8 @@ function selectLinked() {
 function listNewest() {
   const visible = listVisible();
   const first = visible.filter((group) => group.comparison === visible[0]?.comparison).slice(0, FIRST_GROUPS);
-  const byName = first.sort((a, b) => a.label.localeCompare(b.label, "en", { numeric: true }));
-  return byName.flatMap((group) => group.runs.map((run) => run.id));
+  const newest = first.flatMap((group) => group.runs).slice(0, MAX_SELECTED);
+  return newest.sort((a, b) => a.label.localeCompare(b.label, "en", { numeric: true })).map((run) => run.id);
 }
 
 // start ------------------------------------------------------------------------------------------
