@@ -2,9 +2,9 @@
 
 import pytest
 from tests.dashboard.chromium import find_browser, serve
-from tests.dashboard.written_runs import make_lines, write_run
+from tests.dashboard.written_runs import make_lines, make_writer, write_run
 
-from pliant.deploy.server.presence import Battery, PresenceWriter
+from pliant.deploy.server.presence import Battery
 
 pytestmark = [
     pytest.mark.waits,
@@ -17,9 +17,8 @@ ROWS = "[...document.querySelectorAll('#fleet-devices tbody tr')]"
 
 def test_devices_are_shown_live_in_both_themes_and_on_a_phone(browser, tmp_path):
     run = write_run(tmp_path / "runs" / "live", 2, rounds=9, fleet={"size": 3})
-    writer = PresenceWriter(run, shares=(0.1, 0.25, 0.5, 1.0))
-    writer.note_online({0, 1, 2})
-    writer.note_reply(1, Battery(0.63, is_charging=True))
+    make_writer(run).note_online({0, 1, 2})
+    make_writer(run).note_reply(1, Battery(0.63, is_charging=True))
     with serve(tmp_path / "runs") as address:
         page = browser.open(address)
         page.until(f"{TEXT}.startsWith('3 of 3 devices online, 2 of 9 rounds closed')")
@@ -30,7 +29,7 @@ def test_devices_are_shown_live_in_both_themes_and_on_a_phone(browser, tmp_path)
         ]  # fmt: skip
         assert cells[2][3:6] == [DASH] * 3  # it has not trained yet
         page.save_screenshot(tmp_path / "light.png", is_full_page=True)
-        writer.note_online({0, 2})
+        make_writer(run).note_online({0, 2})
         page.until(f"{TEXT}.startsWith('2 of 3 devices online')")
         page.until(f"{ROWS}[1].classList.contains('offline')")
         page.run(

@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 import pytest
-from tests.dashboard.written_runs import make_lines, make_task, write_run
+from tests.dashboard.written_runs import make_lines, make_task, make_writer, write_run
 
 from pliant import cli
 from pliant.dashboard import server
@@ -20,10 +20,9 @@ from pliant.deploy.server.presence import PRESENCE_FILE, STALE_SECONDS, Battery,
 def run(tmp_path):
     """Return the folder of a deployment: two of three devices have trained, one is offline."""
     folder = write_run(tmp_path / "runs" / "live", 2, fleet={"size": 3})
-    writer = PresenceWriter(folder, shares=(0.1, 0.25, 0.5, 1.0))
-    writer.note_online({0, 1, 2})
-    writer.note_reply(1, Battery(0.63, is_charging=False))
-    writer.note_online({1, 2})
+    make_writer(folder).note_online({0, 1, 2})
+    make_writer(folder).note_reply(1, Battery(0.63, is_charging=False))
+    make_writer(folder).note_online({1, 2})
     return folder
 
 

@@ -4,6 +4,7 @@ import json
 
 import msgspec
 
+from pliant.deploy.server.presence import PresenceWriter
 from pliant.engine.evaluation import Score
 from pliant.engine.ledger import TaskRecord, sum_tasks
 from pliant.storage import formats
@@ -55,3 +56,8 @@ def write_run(folder, done=4, *, lower=0.0, **changes):
     rounds = b"".join(make_lines(n, accuracy=value) for n, value in enumerate(accuracies))
     (folder / "events.jsonl").write_bytes(HEADER_LINE + rounds)
     return folder
+
+
+def make_writer(folder):
+    """Return what notes the devices of a run, and writes its first note at once."""
+    return PresenceWriter(folder, shares=(0.1, 0.25, 0.5, 1.0))
