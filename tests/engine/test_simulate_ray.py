@@ -24,6 +24,28 @@ ASYNCHRONOUS = RUN.replace(
     'type = "distreal"',
     'type = "fedbuff"\nbuffer = 2\nconcurrency = 5\ninner = { type = "coherent" }',
 ).replace("local = { batch = 10 }\n", "")
+SPLIT = """
+rounds = 2
+per_round = 3
+
+[method]
+type = "auxsplit"
+every = 8
+cut = "features.2"
+local = { batch = 10 }
+
+[network]
+name = "digits_cnn"
+
+[data]
+proxy = 7700
+
+[fleet]
+size = 3
+
+[rules]
+late = "wait"
+"""
 SEARCH = """
 [data]
 proxy = 200
@@ -47,9 +69,10 @@ eval_images = 40
     [
         (["run"], RUN, ["events.jsonl"]),
         (["run"], ASYNCHRONOUS, ["events.jsonl"]),
+        (["run"], SPLIT, ["events.jsonl"]),
         (["search", "--no-pictures"], SEARCH, ["trials.jsonl", "table.safetensors"]),
     ],
-    ids=["run", "asynchronous", "search"],
+    ids=["run", "asynchronous", "split", "search"],
 )
 def test_two_ray_nodes_write_the_files_of_inline(cluster, arguments, text, files, tmp_path):  # noqa: F811
     address, environment = cluster
