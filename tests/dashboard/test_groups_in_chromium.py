@@ -224,6 +224,9 @@ def test_hovering_anywhere_names_the_nearest_curve(page):
         names.add(get_text(page, "#tip").splitlines()[0])
         assert count(page, "#chart .strong") == 1
     assert len(names) > 1
+    set_choice(page, "smooth", "2", "oninput")  # a new drawing under a pointer at rest
+    page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert count(page, "#chart .strong") == 1
     # between two points of a long stretch, where the point of another curve is nearer
     nearest = (
         "import('./chart.js').then(({findNearest}) => {"

@@ -173,6 +173,7 @@ function hover(svg, curves, { top, bottom, tip }) {
     for (const { group } of curves) group.classList.toggle("strong", group === curve?.group);
   };
   svg.onpointermove = (event) => {
+    svg.pointer = event;
     const box = svg.getBoundingClientRect();
     const found = findNearest(curves, event.clientX - box.left, event.clientY - box.top);
     highlight(found?.curve);
@@ -185,11 +186,13 @@ function hover(svg, curves, { top, bottom, tip }) {
     showTip(found && tip(found.curve.series, found.point.index), event);
   };
   svg.onpointerleave = () => {
+    svg.pointer = null;
     highlight(null);
     cross.setAttribute("d", "");
     ring.setAttribute("visibility", "hidden");
     showTip(null);
   };
+  if (svg.pointer) svg.onpointermove(svg.pointer); // new rounds are drawn under a pointer at rest
 }
 
 export function showTip(text, event) {
