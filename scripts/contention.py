@@ -16,28 +16,13 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
-import threading
-import time
-from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from deploy_faults import write_data
 
-from pliant.deploy.device.host import DeviceSetup, Limits
-from pliant.deploy.messages import TrainRequest, encode_for_devices, encode_message
-from pliant.deploy.server.replies import RawReply
-from pliant.deploy.server.rounds import DeviceTransport
-from pliant.deploy.server.serve import serve
-from pliant.deploy.settings import ARRIVAL_HEADER, ServerSettings
-from pliant.deploy.supervise.child_process import (
-    ChildProcess,
-    make_command,
-    make_process_env,
-    read_log_tail,
-)
+from pliant.bench.local_devices import Disturbance, SocketTransport, open_devices, serve_rounds
 from pliant.engine.ledger import TaskRecord, verify_records
 from pliant.engine.run_store import read_records
 from pliant.engine.worker_context import WorkerContext
@@ -51,83 +36,10 @@ EPOCHS = 6  # so that a round takes a few seconds
 BATCH = 64
 SEED = 18  # gives device 0 1,623 of 2,500 samples
 FROM, TO = 0.3, 0.9  # when the other program runs, as shares of the round's time
-BUSY = "import time; print(time.monotonic(), flush=True)\nwhile True: pass"
 METHODS = {
     "distreal": {"type": "distreal", "choice": "blocks"},
     "fedavg": {"type": "fedavg"},
 }
-
-
-class SocketTransport:
-    """A transport to workers on this machine that runs another program on device 0's core."""
-
-    def __init__(
-        self, sockets: list[str], core: int, seconds: float, log: Path, *, is_undisturbed: bool
-    ) -> None:
-        self._sockets = sockets
-        self._is_undisturbed = is_undisturbed
-        self._log = log
-        self._core = core
-        self._seconds = seconds
-        self._replies: list[RawReply] = []
-        self._disturber: threading.Thread | None = None
-        self.hello_replies: dict[int, bytes] = {}
-        self.disturbed: list[tuple[float, float]] = []
-
-    def find_online_devices(self) -> set[int]:
-        return set(range(len(self._sockets)))
-
-    def send(self, requests: dict[int, bytes], *, round: int, seconds: float) -> None:
-        self.wait_for_disturber()
-        self._replies = []
-        start = time.monotonic()
-        for device, raw in requests.items():
-            threading.Thread(target=self._request, args=(device, raw), daemon=True).start()
-        if not self._is_undisturbed:
-            self._disturber = threading.Thread(target=self._disturb, args=(start,), daemon=True)
-            self._disturber.start()
-
-    def wait_for_disturber(self) -> None:
-        """Wait until the other program has ended: it belongs to one round."""
-        if self._disturber is not None:
-            self._disturber.join()
-
-    def poll_replies(self) -> list[RawReply]:
-        replies, self._replies = self._replies, []
-        return replies
-
-    def count_carrier_bytes(self, size: int) -> int:
-        return 0  # messages stay on this machine
-
-    def call(self, device: int, request: bytes) -> bytes:
-        with connect(self._sockets[device]) as connection:
-            connection.send_bytes(ARRIVAL_HEADER.pack(time.monotonic()) + request)
-            return connection.recv_bytes()
-
-    def _request(self, device: int, request: bytes) -> None:
-        raw = self.call(device, request)
-        self._replies.append(RawReply(device, raw))  # the list may have been replaced meanwhile
-
-    def _disturb(self, start: float) -> None:
-        time.sleep(max(0.0, start + FROM * self._seconds - time.monotonic()))
-        command = ["taskset", "-c", str(self._core), sys.executable, "-S", "-c", BUSY]
-        other = ChildProcess(command, self._log, make_process_env(self._log.parent))
-        time.sleep(max(0.0, start + TO * self._seconds - time.monotonic()))
-        other.stop()
-        since = float(read_log_tail(self._log, 1)) - start  # when it started to use the core
-        self.disturbed.append((since, time.monotonic() - start))
-
-
-def connect(path: str) -> Any:
-    """Connect to a worker, waiting while it starts."""
-    end = time.monotonic() + 120
-    while True:
-        try:
-            return Client(path, family="AF_UNIX")
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.1)
 
 
 def make_experiment(method: dict[str, Any], rounds: int, seconds: float) -> Experiment:
@@ -144,23 +56,6 @@ def make_experiment(method: dict[str, Any], rounds: int, seconds: float) -> Expe
         "evaluation": {"every": 1000, "statistics": {"type": "running"}},
     }
     return decode(config, Experiment)
-
-
-def start_workers(
-    folder: Path, cores: list[int], limits: list[Limits]
-) -> tuple[list[ChildProcess], list[str]]:
-    """Start three workers, each on its core and with its own data."""
-    children, sockets = [], []
-    socket_folder = tempfile.mkdtemp(prefix="pliant-")
-    env = make_process_env(folder)
-    for number, core in enumerate(cores):
-        socket = f"{socket_folder}/{number}"
-        state = str(folder / f"device{number}")
-        setup = DeviceSetup(number, state, limits[number], socket=socket, idle_seconds=3600.0)
-        command = ["taskset", "-c", str(core), *make_command("pliant.deploy.device.worker", setup)]
-        children.append(ChildProcess(command, folder / f"worker{number}.log", env))
-        sockets.append(socket)
-    return children, sockets
 
 
 def measure_full_round(folder: Path, cores: list[int]) -> float:
@@ -191,25 +86,15 @@ def run_experiment(
     *,
     is_undisturbed: bool = False,
 ) -> tuple[list[TaskRecord], SocketTransport, WorkerContext]:
-    """Run an experiment on three workers; return device 0's tasks."""
-    children, sockets = start_workers(folder, cores, write_data(experiment, folder / "data"))
-    seconds = experiment.fleet.round_seconds
-    log = folder / "other.log"
-    transport = SocketTransport(sockets, cores[0], seconds, log, is_undisturbed=is_undisturbed)
-    try:
-        hello = encode_message(TrainRequest("hello", encode_for_devices(experiment), -1))
-        for device in range(3):  # they build the network, calibrate and declare their data
-            transport.hello_replies[device] = transport.call(device, hello)
-        context = build_server_context(experiment)
-        run_folder = folder / name
-        settings = ServerSettings(allowance=seconds, retries=experiment.rounds)
-        devices = DeviceTransport(experiment, settings, transport, sleep=lambda _: time.sleep(0.01))
-        for _ in serve(context, devices, run_folder):
+    """Run an experiment on three device processes; return device 0's tasks."""
+    seconds, run_folder = experiment.fleet.round_seconds, folder / name
+    limits, context = write_data(experiment, folder / "data"), build_server_context(experiment)
+    with open_devices(folder, cores, limits) as transport:
+        if not is_undisturbed:
+            span = FROM * seconds, TO * seconds
+            transport.disturbance = Disturbance(cores[0], *span, folder / "other.log")
+        for _ in serve_rounds(experiment, context, transport, run_folder):
             pass
-        transport.wait_for_disturber()
-    finally:
-        for child in children:
-            child.stop()
     records = list(read_records(run_folder))
     verify_records(records)
     tasks = [r for r in records if isinstance(r, TaskRecord) and r.device == 0]

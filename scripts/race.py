@@ -15,20 +15,14 @@ import argparse
 import csv
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contention import BUSY, SocketTransport, start_workers
 from deploy_faults import write_data
 from numpy.typing import NDArray
 
-from pliant.deploy.messages import TrainRequest, encode_for_devices, encode_message
-from pliant.deploy.server.rounds import DeviceTransport
-from pliant.deploy.server.serve import serve
-from pliant.deploy.settings import ServerSettings
-from pliant.deploy.supervise.child_process import ChildProcess, make_process_env
+from pliant.bench.local_devices import open_devices, serve_rounds, start_busy_program
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.run_store import read_records
 from pliant.experiment.build import build_experiment, build_server_context
@@ -74,21 +68,15 @@ def run_method(folder: Path, name: str, seed: int, rounds: int) -> None:
     experiment = make_experiment(name, seed, rounds, folder / "server")
     limits = write_data(experiment, folder / "data")
     write_server_data(experiment, folder / "server")
-    children, sockets = start_workers(folder, CORES, limits)
-    command = ["taskset", "-c", str(CORES[2]), sys.executable, "-S", "-c", BUSY]
-    children.append(ChildProcess(command, folder / "other.log", make_process_env(folder)))
-    transport = SocketTransport(sockets, 0, SECONDS, folder / "none.log", is_undisturbed=True)
+    context = build_server_context(experiment)
+    busy_program = start_busy_program(CORES[2], folder / "other.log")
     try:
-        hello = encode_message(TrainRequest("hello", encode_for_devices(experiment), -1))
-        for device in range(len(sockets)):  # they build the network and calibrate
-            transport.hello_replies[device] = transport.call(device, hello)
-        settings = ServerSettings(allowance=SECONDS, retries=rounds)
-        devices = DeviceTransport(experiment, settings, transport, sleep=lambda _: time.sleep(0.01))
-        for record in serve(build_server_context(experiment), devices, run_folder):
-            sys.stderr.write(f"{folder.name}: {record.seconds:.1f} s, {get_accuracy(record):.4f}\n")
+        with open_devices(folder, CORES, limits) as transport:
+            for record in serve_rounds(experiment, context, transport, run_folder):
+                accuracy = get_accuracy(record)
+                sys.stderr.write(f"{folder.name}: {record.seconds:.1f} s, {accuracy:.4f}\n")
     finally:
-        for child in children:
-            child.stop()
+        busy_program.stop()
 
 
 def write_server_data(experiment: Experiment, folder: Path) -> None:

@@ -6,12 +6,15 @@ Exit codes: 0 done; 1 failed run or a bug in pliant; 2 wrong input or usage; 3 a
 
 import errno
 import os
+import re
 import sys
+import tomllib
 import traceback
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
-from cyclopts import App, CycloptsError, UnknownCommandError
+from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
 from cyclopts.config import Toml
 
 from pliant import __version__
@@ -21,7 +24,7 @@ from pliant.suggestions import did_you_mean
 # Name, location and purpose of each command. A module is imported only when its command is called,
 # so that `pliant --help` does not import torch. An `app` must have the name given here.
 COMMANDS = (
-    ("demo", "pliant.cli.demo:demo", "Run pliant on the bundled digits."),
+    ("demo", "pliant.cli.demo.command:demo", "Run pliant on the bundled digits."),
     ("run", "pliant.cli.run:run", "Run or resume an experiment."),
     ("compare", "pliant.cli.compare:compare", "Run a matrix of experiments and print a table."),
     ("report", "pliant.cli.report:report", "Write an HTML report on runs."),
@@ -69,6 +72,20 @@ _PATH_PROBLEMS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
 }
+
+
+def parse_integer(kind: Any, tokens: Sequence[Any]) -> int:
+    """Return the integer that an option was given; cyclopts alone would round 1.5."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError from None  # without a text, cyclopts writes its own
+
+
+INTEGER = Parameter(converter=parse_integer)
+
+
+_ALLOCATION = re.compile(r"tried to allocate (\d+) bytes")  # torch says no more than that
 
 
 class NetworkRefused(Exception):
@@ -127,8 +144,11 @@ def _take_config(tokens: list[str]) -> tuple[list[str], str | None]:
     if index + 1 == len(tokens):
         raise ValueError("--config: expected a TOML file, found nothing after it")
     path = tokens[index + 1]
-    if not os.path.isfile(path):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    try:
+        with open(path, "rb") as file:
+            tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
     return tokens[:index] + tokens[index + 2 :], path
 
 
@@ -156,7 +176,9 @@ def describe_error(error: BaseException) -> tuple[int, str]:
         case NetworkRefused():
             return REFUSED, text
         case _ if (place := _locate_user_error(error)) is not None:
-            return WRONG_INPUT, f"{place}: {type(error).__name__}: {text}"
+            return WRONG_INPUT, ": ".join(filter(None, (place, type(error).__name__, text)))
+        case MemoryError() | RuntimeError() if (size := _find_allocation(error)) is not None:
+            return FAILED, f"not enough memory{size}: use smaller networks, batches or fleets"
         case OSError():
             code = WRONG_INPUT if isinstance(error, _PATH_ERRORS) else FAILED
             return code, _describe_os_error(error) or text
@@ -172,6 +194,14 @@ def _locate_user_error(error: BaseException) -> str | None:
     """Return the user's file and line that an error came from, if any."""
     user_code = sys.modules.get("pliant.experiment.user_code")  # the user's code needs it
     return None if user_code is None else user_code.locate_error(error)
+
+
+def _find_allocation(error: BaseException) -> str | None:
+    """Return how much memory was missing, or "" if unknown; None for other errors."""
+    found = _ALLOCATION.search(str(error))
+    if found is not None:
+        return f" for {int(found[1]) / 1e9:,.1f} GB"
+    return "" if isinstance(error, MemoryError) else None
 
 
 def _describe_os_error(error: OSError) -> str | None:
