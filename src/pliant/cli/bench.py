@@ -39,6 +39,7 @@ def elastic(
     from pliant.suggestions import did_you_mean
     from pliant.value import encode
 
+    _check_seconds(seconds)
     for name in networks:
         if name not in MODELS:
             raise ValueError(f"unknown network {name!r}{did_you_mean(name, MODELS)}")
@@ -122,6 +123,10 @@ def profile(
         raise ValueError(f"Expected one of {', '.join(sorted(MODELS))}, got {network!r}")
     if subnets < 8 or batch < 1:
         raise ValueError(f"Expected >= 8 subnets and a batch >= 1, got {subnets} and {batch}")
+    _check_seconds(seconds)
+    for path in filter(None, (out, picture)):  # before measuring
+        if path.is_dir():
+            raise IsADirectoryError(f"{path}: expected a file to write, found a folder")
     fit = profile.measure(network, seconds=seconds, subnets=subnets, batch=batch)
     model = fit.profile
     if out is not None:
@@ -136,3 +141,8 @@ def profile(
         f"{1e9 * model.per_mac:.4f} ns/MAC + {1e9 * model.per_byte:.3f} ns/byte; "
         f"held-out median error {model.error:.1%}"
     )
+
+
+def _check_seconds(seconds: float | None) -> None:
+    if seconds is not None and not 0.0 < seconds < float("inf"):
+        raise ValueError(f"Expected --seconds above 0, got {seconds:g}")

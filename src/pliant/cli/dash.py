@@ -65,7 +65,9 @@ def _bind_socket(host: str, port: int) -> socket.socket:
         is_ipv6 = family == socket.AF_INET6
         return socket.create_server((host, port), family=family, dualstack_ipv6=is_ipv6)
     except socket.gaierror as error:
-        raise ValueError(f"Expected an address of this machine, got {host!r} ({error})") from None
+        raise ValueError(
+            f"Expected an address of this machine, got {host!r} ({error.strerror})"
+        ) from None
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise ValueError(f"Cannot listen on {host} port {port}: {reason}") from None

@@ -73,6 +73,8 @@ def _show_statuses(data: Path | None, *, verify: bool, is_json: bool) -> "list[D
     from pliant.data.sources import DATASETS
 
     root = get_data_root(data)
+    if root.exists() and not root.is_dir():
+        raise NotADirectoryError(f"{root}: expected a folder of data sets, found a file")
     statuses = [inspect_dataset(known.manifest, root, verify=verify) for known in DATASETS.values()]
     if is_json:
         print_json(statuses)

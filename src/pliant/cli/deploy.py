@@ -4,9 +4,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App
+
+from pliant.cli import INTEGER
 
 if TYPE_CHECKING:
     from pliant.deploy.device.host import Limits
@@ -51,7 +53,7 @@ def init(folder: Path, *, host: tuple[str, ...] = ()) -> None:
 def up(
     spec: Path | None = None,
     *overrides: str,
-    devices: int | None = None,
+    devices: Annotated[int | None, INTEGER] = None,
     insecure: bool = False,
     port: int = 9092,
     out: Path | None = None,

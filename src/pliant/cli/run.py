@@ -41,7 +41,12 @@ def run(
         json: Print one JSON record per round instead of a table.
     """
     from pliant.cli.progress import print_line
-    from pliant.experiment.build import build_experiment, check_simulated, run_experiment
+    from pliant.experiment.build import (
+        build_experiment,
+        check_cut,
+        check_simulated,
+        run_experiment,
+    )
     from pliant.experiment.config import start_run
     from pliant.report.tensorboard import write_tensorboard
     from pliant.storage.run_dir import remove_unused
@@ -49,6 +54,7 @@ def run(
     folder, experiment = _load_run(spec, overrides, out, resume)
     check_simulated(experiment)
     net, data = build_experiment(experiment)
+    check_cut(experiment, net, data)
     advice = f"resume with `pliant run --resume {shlex.quote(str(folder))}`"
     try:
         with remove_unused(folder), _stop_after_round() as stop:
@@ -106,6 +112,8 @@ def _load_run(
         spec, overrides = None, (str(spec), *overrides)
     if (spec is None) == (resume is None):
         raise ValueError("Expected either a TOML file or --resume FOLDER")
+    if resume is not None and out is not None:
+        raise ValueError("Expected no --out with --resume: the run stays in its folder")
     if spec is not None:
         return out or Path("runs") / spec.stem, load_experiment(spec, overrides)
     assert resume is not None

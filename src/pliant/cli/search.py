@@ -82,8 +82,10 @@ def run_search(
             if records_folder is not None:
                 copy_trials(records_folder, folder)
             create_run_dir(folder, encode(saved))
-        elif decode(read_config(folder), type(run)) != saved:
-            raise ValueError(f"{folder} holds another search: choose another folder with --out")
+        elif (config := read_config(folder)).get("method") or decode(config, type(run)) != saved:
+            raise ValueError(
+                f"{folder} holds another search or a run: choose another folder with --out"
+            )
         steps = iter_search(
             net,
             proxy,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from msgspec.structs import replace
-from torch import nn
+from torch import Tensor, nn
 
 from pliant import rng
 from pliant.data import AnyPartition, FederatedData, Iid, ImageDataset, TrainTestData, load_dataset
@@ -28,6 +28,8 @@ from pliant.experiment.config import DataConfig, Experiment, NetworkConfig, Sear
 from pliant.experiment.user_code import is_user_function, load_function
 from pliant.methods.state import init_states
 from pliant.methods.verbs import Method, SharesPredictions, get_inner_method
+from pliant.nn.cut import split_network
+from pliant.nn.exits import ExitNetwork
 from pliant.nn.models import MODELS, SEQUENCE_MODELS
 from pliant.nn.norm_statistics import RunningStats
 from pliant.params import get_params
@@ -70,6 +72,8 @@ def _build_checked_network(
     experiment: Experiment, data: FederatedData, method: Method | None
 ) -> nn.Module:
     net = build_network(experiment.network, data, experiment.seed)
+    if is_user_function(experiment.network.name):
+        _check_output(experiment.network.name, net, data)
     if method is not None:
         check_asynchronous(method, experiment.settings, experiment.fleet)
         init_states(get_inner_method(method), get_params(net))  # fail now if one cannot be saved
@@ -77,6 +81,26 @@ def _build_checked_network(
         check_trainable(method, net, data, experiment.evaluation, options)
         check_privacy(method, net, experiment.settings)
     return net
+
+
+def _check_output(name: str, net: nn.Module, data: FederatedData) -> None:
+    """Raise if a user's network has not one score per class; say nothing if it fails altogether."""
+    if isinstance(net, ExitNetwork):  # it has several outputs
+        return
+    is_training, classes = net.training, data.train.classes
+    try:
+        with torch.no_grad():
+            output = net.eval()(data.make_example())
+    except Exception:  # tracing it will say more
+        return
+    finally:
+        net.train(is_training)
+    found = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
+    if not isinstance(output, Tensor) or output.ndim < 2 or output.shape[1] < classes:
+        raise ValueError(
+            f"network {name}: expected an output with a score for each of {classes} classes, got "
+            f"{found}"
+        )
 
 
 def build_run_context(experiment: Experiment, *, check: bool = True) -> WorkerContext:
@@ -111,6 +135,12 @@ def check_simulated(experiment: Experiment) -> None:
     """Raise if only real devices can run an experiment."""
     if isinstance(experiment.method, AnySplit):
         check_simulated_deadline(experiment.rules)
+
+
+def check_cut(experiment: Experiment, net: nn.Module, data: FederatedData) -> None:
+    """Raise if the network cannot be split as a split method wants it."""
+    if isinstance(experiment.method, AnySplit):
+        split_network(net, data.make_example(), experiment.method.cut)
 
 
 def build_server_context(experiment: Experiment) -> WorkerContext:

@@ -150,6 +150,8 @@ def read_model_info(path: Path) -> ModelInfo:
     readers = {"safetensors": _read_safetensors, "pt2": _read_pt2, "onnx": _read_onnx}
     if kind not in readers:
         raise ValueError(f"{path}: expected a file named .safetensors, .pt2 or .onnx")
+    with path.open("rb"):  # a missing file is an error of ours, with its path
+        pass
     text = readers[kind](path)
     if text is None:
         raise ValueError(f"{path}: expected a file of `pliant model export`, found none of its own")
@@ -162,8 +164,6 @@ def read_model_info(path: Path) -> ModelInfo:
 
 
 def _read_safetensors(path: Path) -> str | None:
-    with path.open("rb"):  # a missing file is an error of ours, with its path
-        pass
     try:
         with safetensors.safe_open(path, "pt") as file:
             return (file.metadata() or {}).get(METADATA_KEY)

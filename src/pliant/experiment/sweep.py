@@ -6,7 +6,7 @@ The runs share everything that the matrix does not vary, including data, traces 
 import gc
 import itertools
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +59,11 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> list[SweepRun]:
         [(key, name, value) for name, value in _parse_axis(path, key, values)]
         for key, values in matrix.items()
     ]
-    return [_make_run(path, raw, combination) for combination in itertools.product(*axes)]
+    runs = [_make_run(path, raw, combination) for combination in itertools.product(*axes)]
+    names = Counter(run.name for run in runs)
+    if (repeated := names.most_common(1)) and repeated[0][1] > 1:
+        raise ValueError(f"{path}: expected a folder for each run, got two named {repeated[0][0]}")
+    return runs
 
 
 def _parse_axis(path: Path, key: str, values: Any) -> Iterable[tuple[str, Any]]:
@@ -107,6 +111,8 @@ def run_sweep(
     on_finish: Callable[[SweepRun], None] = lambda run: None,
 ) -> None:
     """Run or resume the unfinished runs in parallel, unless the folder holds other experiments."""
+    if (folder / CONFIG_FILE).exists():
+        raise FileExistsError(f"{folder} already holds a run: choose another folder for a sweep")
     started = [run for run in runs if (folder / run.name / CONFIG_FILE).exists()]
     for run in started:
         _check_config(folder / run.name, run.experiment)

@@ -7,10 +7,12 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from functools import wraps
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from pliant.methods.base import Update
 from pliant.value import decode, encode
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
@@ -49,11 +51,47 @@ def load_method(code: str, options: dict[str, Any]) -> Any:
     method_class: Any = load_function(code)
     if not isinstance(method_class, type) or not hasattr(method_class, "local"):
         raise ValueError(f"{code}: expected a method class with a field `local`, got another")
+    for name, find_problem in (("train", _find_train_problem), ("merge", _find_merge_problem)):
+        function = vars(method_class).get(name)
+        if function is not None and not hasattr(function, "__wrapped__"):
+            setattr(method_class, name, _check_results(function, find_problem))
     copyreg.pickle(method_class, lambda method: (load_method, (code, encode(method))))
     try:
         return decode(options, method_class)
     except ValueError as error:
         raise ValueError(f"{code}: {error}") from None
+
+
+def _check_results(
+    function: Callable[..., Any], find_problem: Callable[[Any, Any], str | None]
+) -> Callable[..., Any]:
+    """Return a user's function that raises if its result is wrong, with the line of the function.
+
+    The error would show in pliant's own code otherwise.
+    """
+
+    @wraps(function)
+    def checked(self: Any, net: Any, given: Any, others: Any) -> Any:
+        result = function(self, net, given, others)
+        if problem := find_problem(given, result):
+            code, name = function.__code__, function.__qualname__
+            place = f"{code.co_filename}:{code.co_firstlineno}"
+            raise ValueError(f"{place}: expected {name} to return {problem}")
+        return result
+
+    return checked
+
+
+def _find_train_problem(task: Any, update: Any) -> str | None:
+    return None if isinstance(update, Update) else f"a pl.Update, got {type(update).__name__}"
+
+
+def _find_merge_problem(state: Any, merged: Any) -> str | None:
+    params = getattr(merged, "params", None)
+    if not isinstance(params, dict):
+        return f"a state like pl.ServerState, got {type(merged).__name__}"
+    missing = sorted(state.params.keys() - params.keys())
+    return f"all parameters of the network, found none named {missing[0]}" if missing else None
 
 
 def locate_error(error: BaseException) -> str | None:

@@ -30,6 +30,8 @@ def create_run_dir(folder: Path, config: dict[str, Any]) -> None:
     """Create a run directory with its config and the versions in use, before the first step."""
     if (folder / CONFIG_FILE).exists():
         raise FileExistsError(f"{folder} already holds a run: resume it or choose another folder")
+    if any(folder.glob(f"*/{CONFIG_FILE}")):  # it would hide them
+        raise FileExistsError(f"{folder} holds several runs: choose another folder for this one")
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     _write_json(folder / "versions.json", {"command": command} | collect_versions())
     _write_json(folder / CONFIG_FILE, {"format": formats.RUN_CONFIG.number} | config)

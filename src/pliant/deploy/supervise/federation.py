@@ -8,11 +8,12 @@ from pathlib import Path
 from pliant.deploy.device.host import Limits
 from pliant.deploy.security.certificates import check_server_keys, find_device_files
 from pliant.deploy.security.enrolment import enrol_local_device
-from pliant.deploy.settings import ServerSettings, TransportName
+from pliant.deploy.settings import SETTINGS_FILE, ServerSettings, TransportName
 from pliant.deploy.supervise.node import DeviceSupervisor
 from pliant.deploy.supervise.server import ServerSupervisor
 from pliant.deploy.versions import ServerKind
 from pliant.engine.ledger import RoundRecord
+from pliant.engine.run_store import EVENTS_FILE
 from pliant.experiment.config import Experiment, load_run_config, start_run
 from pliant.split import AnySplit
 from pliant.value import encode
@@ -94,3 +95,5 @@ def open_run(folder: Path, experiment: Experiment) -> None:
         start_run(folder, experiment)
     elif encode(load_run_config(folder)) != encode(experiment):
         raise FileExistsError(f"{folder} holds another run; choose another folder with --out")
+    elif not (folder / SETTINGS_FILE).exists() and (folder / EVENTS_FILE).exists():
+        raise FileExistsError(f"{folder} holds a simulated run; choose another folder with --out")

@@ -32,8 +32,9 @@ class ServerMonitor:
         handler = type("MonitorHandler", (_Handler,), {"monitor": self})
         try:
             self._server = _make_server(host, port, handler)
-        except OSError as error:
-            raise ValueError(f"Cannot listen on {host}:{port} for metrics: {error}") from None
+        except (OSError, OverflowError) as error:  # the latter for a port above 65535
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ValueError(f"Cannot listen on {host}:{port} for metrics: {reason}") from None
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
