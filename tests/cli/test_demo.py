@@ -145,7 +145,7 @@ def test_ties_defeats_and_failures_are_named_as_they_are():
     equal = [replace(r, seconds=10.3) if r.rule == SEND else r for r in RESULTS]
     assert methods.describe_results(equal).startswith("FedAvg and narrow reach 90% first")
     never = [replace(result, seconds=None) for result in RESULTS]
-    assert methods.describe_results(never).startswith("No method reached 90% in 20 s.")
+    assert methods.describe_results(never).startswith("No method reached 90% in 12 s.")
 
 
 def test_the_table_has_a_row_per_method(capsys):

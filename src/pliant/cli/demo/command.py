@@ -86,7 +86,7 @@ def _show_kill(console: Console, runs: "list[SweepRun]", out: Path) -> None:
     from pliant.cli.demo import kill
 
     _print_part(console, 4, "Kill and resume", kill.TEXT)
-    run = runs[-1]
+    run = runs[0]
     killed = kill.run_killed(run, out / "methods" / run.name, out / "killed")
     _print(console, *kill.describe_killed_run(killed).split("\n"))
 

@@ -16,12 +16,12 @@ import pliant as pl
 if TYPE_CHECKING:
     from pliant.experiment.sweep import SweepRun
 
-KILL_AFTER = 12  # rounds
+KILL_AFTER = 3  # rounds
 POLL_SECONDS = 0.02
 MAX_SECONDS = 600.0  # of a process
 TEXT = (
-    "The last of these runs once more, in a process that is killed (SIGKILL) in mid-run and then "
-    "resumed from its last checkpoint."
+    "The first of these runs (FedAvg, waits) once more, in a process that is killed (SIGKILL) in "
+    "mid-run and then resumed from its last checkpoint."
 )
 
 
@@ -43,7 +43,7 @@ def run_killed(run: "SweepRun", undisturbed: Path, folder: Path) -> KilledRun:
 
     shutil.rmtree(folder, ignore_errors=True)
     # how often a run is saved does not change its result
-    start_run(folder, replace(run.experiment, workers=pl.InlineWorkers(), checkpoint_every=5))
+    start_run(folder, replace(run.experiment, workers=pl.InlineWorkers(), checkpoint_every=2))
     command = [sys.executable, "-m", "pliant", "run", "--resume", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pliant.analysis.summary import SummaryRow
     from pliant.experiment.sweep import SweepRun
 
-SECONDS = 20.0  # of virtual time, for every method
+SECONDS = 12.0  # of virtual time, for every method
 TARGET = 0.9
 WAIT, SEND, LOSE = "waits", "sent", "lost"  # what happens to work that is late
 RULES: dict[str, Literal["wait", "partial", "discard"]] = {

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pliant.analysis.summary import SummaryRow
     from pliant.experiment.sweep import SweepRun
 
-ROUNDS, EXCHANGES = 8, 4  # rounds in which AdaSplit's clients use the server
+ROUNDS, EXCHANGES = 5, 3  # rounds in which AdaSplit's clients use the server
 TEXT = (
     "Five clients share 3,000 digits and hold the first layer; the server holds the rest. SL-basic "
     "exchanges activations and gradients for every mini-batch; AdaSplit trains clients on their "
