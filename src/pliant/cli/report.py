@@ -26,7 +26,7 @@ def report(*runs: Path, out: Path | None = None, target: float = 0.9) -> None:
         raise ValueError(f"Expected a target accuracy above 0 and up to 1, got {target}")
     folder = out or (runs[0] / "report" if len(runs) == 1 else Path("report"))
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():  # before the figures are drawn
+    if out is not None and not existing.is_dir():  # before the figures are drawn
         raise NotADirectoryError(f"{existing}: expected a folder for the report, found a file")
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     with show_steps() as show_step:
