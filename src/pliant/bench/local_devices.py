@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pliant.deploy.device.host import DeviceSetup, Limits
 from pliant.deploy.device.worker_call import call_worker
-from pliant.deploy.messages import TrainRequest, encode_for_devices, encode_message
+from pliant.deploy.messages import AnyMessage, TrainRequest, encode_for_devices, encode_message
 from pliant.deploy.server.replies import RawReply
 from pliant.deploy.server.rounds import DeviceTransport
 from pliant.deploy.server.serve import serve
@@ -82,13 +82,13 @@ class SocketTransport:
         return set()
 
     def send(
-        self, requests: Mapping[int, bytes], *, round: int, seconds: float, adds: bool = False
+        self, requests: Mapping[int, AnyMessage], *, round: int, seconds: float, adds: bool = False
     ) -> None:
         self.wait_for_disturber()
         self._replies = []
         start = time.monotonic()
         for device, raw in requests.items():
-            threading.Thread(target=self._request, args=(device, raw), daemon=True).start()
+            threading.Thread(target=self._request, args=(device, bytes(raw)), daemon=True).start()
         if self.disturbance is not None:
             arguments = (self.disturbance, start)
             self._disturber = threading.Thread(target=self._disturb, args=arguments, daemon=True)
