@@ -119,8 +119,10 @@ class SocketTransport:
         program = start_busy_program(disturbance.core, disturbance.log)
         time.sleep(max(0.0, start + disturbance.end - time.monotonic()))
         program.stop()
-        since = float(read_log_tail(disturbance.log, 1)) - start  # when it started to use the core
-        self.disturbed.append((since, time.monotonic() - start))
+        end = time.monotonic()
+        line = read_log_tail(disturbance.log, 1)  # empty if a busy machine did not let it start
+        since = float(line) if line and float(line) > start else end
+        self.disturbed.append((since - start, end - start))
 
 
 @contextmanager
