@@ -10,7 +10,7 @@ from pliant.cli import main
 from pliant.experiment.build import build_experiment
 from pliant.experiment.config import load_experiment
 from pliant.experiment.sweep import load_sweep
-from pliant.experiment.user_code import load_function
+from pliant.experiment.user_code import load_function, locate_error
 
 OWN_CODE = """
 import torch
@@ -138,3 +138,10 @@ def test_files_with_the_same_name_are_different_modules(tmp_path):
     assert [own.number for own in made] == [0, 1]
     assert [pickle.loads(pickle.dumps(own)).number for own in made] == [0, 1]
     assert load_function(f"{files[0]}:Own") is type(made[0])
+
+
+def test_a_module_of_pliant_is_not_blamed_as_the_users():
+    make = load_function("pliant.nn.models.cnn:digits_cnn")
+    with pytest.raises(ValueError, match="expected `classes`") as caught:
+        make(classes=-1)
+    assert locate_error(caught.value) is None

@@ -16,6 +16,7 @@ from pliant.methods.base import Update
 from pliant.value import decode, encode
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_OWN_FOLDER = Path(__file__).resolve().parent.parent  # a module of pliant may be named as well
 _user_folders: set[Path] = set()  # of the files that were loaded: their code may be anywhere there
 
 
@@ -97,7 +98,8 @@ def _find_merge_problem(state: Any, merged: Any) -> str | None:
 def locate_error(error: BaseException) -> str | None:
     """Return the user's file and line that an error came from, here or in a worker, if any."""
     frames = _FRAME.findall("".join(traceback.format_exception(error)))
-    lines = [f"{file}:{line}" for file, line in frames if Path(file).parent in _user_folders]
+    folders = {folder for folder in _user_folders if not folder.is_relative_to(_OWN_FOLDER)}
+    lines = [f"{file}:{line}" for file, line in frames if Path(file).parent in folders]
     return lines[-1] if lines else None
 
 
