@@ -85,7 +85,7 @@ function describeTasks(timeline, { tasks, devices }) {
 // What the ends of the colour scale mean; the full network is the last row of a table.
 function describeShades(highest, tableRows) {
   const last = tableRows ? tableRows - 1 : highest;
-  $("shade-low").textContent = highest < 0 ? "cheapest step" : "row 0, the cheapest step";
+  $("shade-low").textContent = last <= 0 ? "cheapest step" : "row 0, the cheapest step";
   $("shade-high").textContent =
     highest < 0 ? "full network" : tableRows ? `row ${last}, the full network` : `row ${last}, the largest here`;
 }

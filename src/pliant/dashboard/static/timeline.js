@@ -27,6 +27,11 @@ export function shade(level) {
   return `rgb(${from.map((value, i) => Math.round(value + (to[i] - value) * part)).join()})`;
 }
 
+// How dark a step is, from 0 to 1; a single row is all there is, so it is the darkest.
+export function getLevel(row, maxRow) {
+  return maxRow > 0 ? (row ?? maxRow) / maxRow : 1;
+}
+
 // `tableRows` is how many rows the method's table has, if that is known.
 export function drawLanes(canvas, timeline, tableRows) {
   const { rounds, first } = timeline;
@@ -54,7 +59,7 @@ export function drawLanes(canvas, timeline, tableRows) {
   const px = (seconds) => LEFT + ((seconds - from) / (to - from || 1)) * (width - LEFT - 12);
   drawFrame(context, { devices, px, from, to, width, height, colour, timeline });
   const highest = tasks.reduce((row, task) => Math.max(row, ...task.rows), -1);
-  const maxRow = Math.max(1, tableRows ? tableRows - 1 : highest);
+  const maxRow = tableRows ? tableRows - 1 : highest;
   const bars = [];
   for (const task of tasks) {
     const y = TOP + LANE * lanes.get(task.device) + 2;
@@ -98,7 +103,7 @@ function drawTask(context, task, { y, px, maxRow, colour, isDark, bars }) {
   task.starts.forEach((start, step) => {
     const x = px(task.opened + start);
     const width = Math.max(0.6, px(task.opened + task.ends[step]) - x - 0.8);
-    context.fillStyle = shade(((task.rows[step] ?? maxRow) / maxRow) * 0.9 + 0.05);
+    context.fillStyle = shade(getLevel(task.rows[step], maxRow) * 0.9 + 0.05);
     context.fillRect(x, y, width, height);
     bars.push({ x, y, width, task, step });
   });
