@@ -26,6 +26,7 @@ from pliant.engine.round_rules import RoundRules, TaskOutcome
 from pliant.engine.round_tasks import RoundTasks, make_tasks
 from pliant.engine.run_store import read_records
 from pliant.engine.split_loop import simulate_split
+from pliant.engine.task_costs import find_fitting_rows
 from pliant.engine.timetable import build_timetable, compute_start_status
 from pliant.engine.worker_context import build_context
 from pliant.methods import (
@@ -223,7 +224,7 @@ def test_a_server_sends_a_subnet_that_fits(contexts):
     devices = np.arange(4)
     for limit in memory.tolist():
         fleet = Fleet(size=12, speed=ConstantTrace(9.0), classes=(DeviceClass(memory=limit),))
-        fits = context.find_fitting_rows(fleet.get_costs(devices), devices)
+        fits = find_fitting_rows(context, fleet.get_costs(devices), devices)
         tasks = make_tasks(devices, 3, 10.0)
         tasks = RoundTasks(devices, tasks.full_macs, tasks.down_bytes, tasks.up_bytes, fits)
         choice = context.budget_policy.choose(compute_start_status(fleet, tasks))

@@ -15,6 +15,7 @@ from tests.methods.tiny_runs import (
 from torch import nn
 
 from pliant.devices import DeviceStatus
+from pliant.engine.task_costs import count_sent_bytes, count_step_macs
 from pliant.methods import (
     Coherent,
     Distreal,
@@ -338,11 +339,11 @@ def test_steps_cost_the_same_one_at_a_time_and_all_at_once(name):
             context.step_macs(row, TaskKey(3, 2, device), step)
             for row, device in zip(rows.tolist(), keys.devices.tolist(), strict=True)
         ]
-        assert context.count_step_macs(rows, keys, step).tolist() == alone
+        assert count_step_macs(context, rows, keys, step).tolist() == alone
     params = get_params(NET.module)
     sent = [
         context.subnet_to_send(row, TaskKey(3, 2, device))
         for row, device in zip(rows.tolist(), keys.devices.tolist(), strict=True)
     ]
     sizes = [nbytes(params if subnet is None else NET.take(params, subnet)) for subnet in sent]
-    assert context.count_sent_bytes(params, rows, keys).tolist() == sizes
+    assert count_sent_bytes(context, params, rows, keys).tolist() == sizes

@@ -20,6 +20,7 @@ from pliant.engine.round_tasks import RoundTasks
 from pliant.engine.round_training import TrainedRound, make_jobs, train_round
 from pliant.engine.selection import select_devices
 from pliant.engine.task_control import count_task_control
+from pliant.engine.task_costs import count_batch_macs, count_sent_bytes, find_fitting_rows
 from pliant.engine.timetable import Timetable, build_timetable, compute_start_status
 from pliant.methods.base import TaskKey, TaskKeys, Update
 from pliant.methods.error_feedback import count_update_bytes
@@ -103,13 +104,13 @@ def schedule_round(run: Run, devices: IntArray, dispatch: Dispatch | None = None
     is_plain = isinstance(settings.compression, Uncompressed)
     update_bytes = count_update_bytes(context.net, params, settings.compression)
     up_bytes = np.full(len(devices), float(update_bytes + up))
-    fits = context.find_fitting_rows(run.fleet.get_costs(devices, seed=settings.seed), devices)
+    fits = find_fitting_rows(context, run.fleet.get_costs(devices, seed=settings.seed), devices)
     passes = context.open_passes
     tasks = RoundTasks(devices, full_macs, down_bytes, up_bytes, fits, passes)
     policy = context.limit_budget(dispatch.last_row)
 
     def make_packed_tasks(rows: IntArray) -> RoundTasks:
-        sent = context.count_sent_bytes(params, rows, keys)
+        sent = count_sent_bytes(context, params, rows, keys)
         returned = sent if is_plain else _count_update_bytes(run, rows, keys)
         return RoundTasks(devices, full_macs, sent + down, returned + up, fits)
 
@@ -131,7 +132,7 @@ def schedule_round(run: Run, devices: IntArray, dispatch: Dispatch | None = None
     def compute_step_cost(active_devices: IntArray, step: int, choice: RowChoice) -> FloatArray:
         active_keys = TaskKeys(keys.seed, keys.round, active_devices)
         index = order[np.searchsorted(devices, active_devices, sorter=order)]
-        macs = context.count_batch_macs(choice.row, sizes[index, step], active_keys, step)
+        macs = count_batch_macs(context, choice.row, sizes[index, step], active_keys, step)
         return macs + _count_proxy_macs(run, choice.row) if step == 0 else macs
 
     return build_timetable(

@@ -1,4 +1,4 @@
-"""The network, data and method of a run, and what the steps of a task cost."""
+"""The network, data and method of a run, and what a step of a task trains and costs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -9,8 +9,7 @@ import numpy as np
 from torch import nn
 
 from pliant.data import AS_IS, FederatedData, InputScale
-from pliant.devices import FULL_NETWORK, BudgetPolicy, DeviceCosts, PerBatch, PerRound
-from pliant.devices.budget import BoolArray
+from pliant.devices import FULL_NETWORK, BudgetPolicy, PerBatch, PerRound
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.round_tasks import LocalWork, list_batch_sizes
 from pliant.methods.aggregation import (
@@ -25,7 +24,6 @@ from pliant.methods.base import (
     Step,
     Task,
     TaskKey,
-    TaskKeys,
     Update,
     train_locally,
 )
@@ -57,7 +55,7 @@ from pliant.nn.filter_counts import make_count_costs
 from pliant.nn.memory import MemoryBounds, bound_memory
 from pliant.nn.sites import ElasticOptions
 from pliant.nn.subnet import Subnet
-from pliant.params import Params, nbytes
+from pliant.params import Params
 
 InputFactory = Callable[[], tuple[nn.Module, FederatedData]]
 
@@ -159,10 +157,10 @@ class WorkerContext:
     @property
     def scales_inputs(self) -> bool:
         """Return whether steps may train on smaller images or mini-batches."""
-        return self._scaler is not None
+        return self.input_scaler is not None
 
     @cached_property
-    def _scaler(self) -> ScalesInputs | None:
+    def input_scaler(self) -> ScalesInputs | None:
         """Return the method if any of its rows shrinks a mini-batch."""
         method = self.method
         if not isinstance(method, ScalesInputs):
@@ -183,9 +181,9 @@ class WorkerContext:
 
     def scale_inputs(self, row: int) -> InputScale:
         """Return how a step shrinks its mini-batch."""
-        if self._scaler is None:
+        if self.input_scaler is None:
             return AS_IS
-        return self._scaler.scale_inputs(self.net, row)
+        return self.input_scaler.scale_inputs(self.net, row)
 
     def net_at(self, row: int) -> Elastic:
         """Return the network for the image size of this row's steps."""
@@ -197,25 +195,30 @@ class WorkerContext:
         return self.method if isinstance(self.method, LimitsRows) else None
 
     @cached_property
-    def _selector(self) -> SelectsSubnets | None:
+    def subnet_selector(self) -> SelectsSubnets | None:
+        """Return the method if its steps train subnets."""
         return self.method if isinstance(self.method, SelectsSubnets) else None
 
     @cached_property
-    def _coster(self) -> HasStepCost | None:
+    def step_coster(self) -> HasStepCost | None:
+        """Return the method if it counts the cost of its steps itself."""
         return self.method if isinstance(self.method, HasStepCost) else None
 
     @property
     def trains_full_network(self) -> bool:
         """Return whether every step trains the full network on a whole mini-batch, once."""
-        return self._selector is None and self._coster is None and self._scaler is None
+        return (
+            self.subnet_selector is None and self.step_coster is None and self.input_scaler is None
+        )
 
     @property
     def sends_subnets(self) -> bool:
         """Return whether devices may be sent a subnet instead of the full network."""
-        return self._sender is not None
+        return self.subnet_sender is not None
 
     @cached_property
-    def _sender(self) -> SendsSubnets | None:
+    def subnet_sender(self) -> SendsSubnets | None:
+        """Return the method if devices may be sent a subnet."""
         return self.method if isinstance(self.method, SendsSubnets) else None
 
     @cached_property
@@ -252,28 +255,16 @@ class WorkerContext:
             return bound_memory(self.net, self.method.max_filters(self.net))
         return bound_memory(self.net, np.array([self.net.sizes], np.int64))
 
-    def find_fitting_rows(self, costs: DeviceCosts, devices: IntArray) -> BoolArray | None:
-        """Return the rows whose steps fit in each device's memory; None if none is limited.
-
-        The result is (device, row), or (device, 1) if the memory of rows is not known. Each device
-        needs room for its largest mini-batch.
-        """
-        if np.isinf(costs.memory).all():
-            return None
-        batch = np.array([self.plan_work(device).sizes[0] for device in devices.tolist()])
-        step_bytes = self.memory_bounds.step_bytes(self.method.local.optimiser, batch)
-        return np.asarray(step_bytes <= costs.memory[:, None])
-
     def select_subnet(self, row: int, key: TaskKey, step: int) -> Subnet:
         """Return the subnet that a step trains."""
-        if self._selector is None:
+        if self.subnet_selector is None:
             return self.net.full
-        return self._selector.select_subnet(self.net, row, key, step)
+        return self.subnet_selector.select_subnet(self.net, row, key, step)
 
     def step_macs(self, row: int, key: TaskKey, step: int) -> float:
         """Return the MACs per sample of a training step."""
-        if self._coster is not None:
-            return self._coster.macs(self.net, row, key, step)
+        if self.step_coster is not None:
+            return self.step_coster.macs(self.net, row, key, step)
         subnet, net = self.select_subnet(row, key, step), self.net_at(row)
         if subnet is self.net.full and net is self.net:
             return self.full_macs
@@ -284,62 +275,15 @@ class WorkerContext:
         return self.scale_inputs(row).count_samples(size) * self.step_macs(row, key, step)
 
     @cached_property
-    def _counter(self) -> CountsFilters | None:
+    def filter_counter(self) -> CountsFilters | None:
         """Return the method if the costs of its steps follow from the numbers of filters."""
-        is_known = self._coster is None and make_count_costs(self.net) is not None
+        is_known = self.step_coster is None and make_count_costs(self.net) is not None
         return self.method if is_known and isinstance(self.method, CountsFilters) else None
-
-    def count_batch_macs(
-        self, rows: IntArray, sizes: FloatArray, keys: TaskKeys, step: int
-    ) -> FloatArray:
-        """Return the MACs of one step of several tasks, on mini-batches of these sizes."""
-        if self._scaler is None:
-            return sizes * self.count_step_macs(rows, keys, step)
-        macs = np.empty(len(rows))
-        for row in np.unique(rows).tolist():  # image sizes and shares are a row's own
-            is_row = rows == row
-            part = TaskKeys(keys.seed, keys.round, keys.devices[is_row])
-            count = self.scale_inputs(row).count_samples
-            samples = np.array([count(int(size)) for size in sizes[is_row]])
-            per_sample = self.count_step_macs(rows[is_row], part, step, self.net_at(row))
-            macs[is_row] = samples * per_sample
-        return macs
-
-    def count_step_macs(
-        self, rows: IntArray, keys: TaskKeys, step: int, net: Elastic | None = None
-    ) -> FloatArray:
-        """Return the MACs per sample of one training step of several tasks, all at `net`'s size."""
-        net = net or self.net
-        if self._selector is None and self._coster is None:
-            is_own = net is self.net
-            full = self.full_macs if is_own else net.macs(net.full, training=True)
-            return np.full(len(rows), full)
-        costs = make_count_costs(net)
-        if self._counter is not None and costs is not None:
-            return costs.macs(self._counter.count_filters(self.net, rows, keys, step))
-        tasks = [TaskKey(keys.seed, keys.round, device) for device in keys.devices.tolist()]
-        macs = [self.step_macs(*task, step) for task in zip(rows.tolist(), tasks, strict=True)]
-        return np.array(macs)
-
-    def count_sent_bytes(self, params: Params, rows: IntArray, keys: TaskKeys) -> FloatArray:
-        """Return the bytes that each device is sent: the network or a packed subnet."""
-        sent = np.full(len(rows), float(nbytes(params)))
-        if self._sender is None:
-            return sent
-        costs = make_count_costs(self.net)
-        for index, device in enumerate(keys.devices.tolist()):
-            key = TaskKey(keys.seed, keys.round, device)
-            subnet = self.subnet_to_send(int(rows[index]), key)
-            if subnet is None:
-                continue
-            if self._counter is not None and costs is not None:  # then all are sent subnets
-                return costs.nbytes(self._counter.count_filters(self.net, rows, keys, 0))
-            sent[index] = self.net.count_bytes(params, subnet)
-        return sent
 
     def subnet_to_send(self, row: int, key: TaskKey) -> Subnet | None:
         """Return the subnet that a device is sent, or None for the full network."""
-        return None if self._sender is None else self._sender.subnet_to_send(self.net, row, key)
+        sender = self.subnet_sender
+        return None if sender is None else sender.subnet_to_send(self.net, row, key)
 
     def train(self, task: Task, steps: Iterable[Step]) -> Update:
         """Train on a device."""

@@ -19,6 +19,7 @@ from pliant.devices.budget import BoolArray
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.round_rules import NO_ROW_FITS
 from pliant.engine.round_tasks import LocalWork, RoundTasks
+from pliant.engine.task_costs import find_fitting_rows
 from pliant.engine.timetable import Timetable, build_timetable, compute_start_status
 from pliant.engine.worker_context import WorkerContext
 from pliant.experiment.config import Experiment
@@ -148,7 +149,7 @@ def _find_fitting_rows(
 ) -> BoolArray | None:
     devices = np.array([request.device])
     costs = experiment.fleet.get_costs(devices, seed=experiment.seed)
-    return context.find_fitting_rows(costs, devices)
+    return find_fitting_rows(context, costs, devices)
 
 
 class SimulatedPacer:

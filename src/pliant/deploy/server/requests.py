@@ -22,6 +22,7 @@ from pliant.devices import DeviceStatus
 from pliant.engine.local_work import Job, make_task
 from pliant.engine.round_loop import Run
 from pliant.engine.round_tasks import RoundTasks
+from pliant.engine.task_costs import find_fitting_rows
 from pliant.engine.timetable import compute_start_status
 from pliant.methods.base import TaskKey
 from pliant.params import Params
@@ -94,7 +95,7 @@ class Requester:
         tasks = RoundTasks(np.array(devices), full_macs, zero, zero)
         if self._pace == "simulated":
             costs = run.fleet.get_costs(tasks.devices, seed=run.settings.seed)
-            fits = run.context.find_fitting_rows(costs, tasks.devices)
+            fits = find_fitting_rows(run.context, costs, tasks.devices)
             tasks = replace(tasks, fits=fits)
             start = run.state.next_round * run.fleet.round_seconds
             status = compute_start_status(run.fleet, tasks, seed=run.settings.seed, start=start)
