@@ -1,7 +1,9 @@
 import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
+from typing import get_type_hints
 
 import pytest
 from tests.waiting import LIMIT
@@ -153,6 +155,24 @@ def test_every_subcommand_has_help_with_an_example(name, capsys):
     for command in subcommands:
         assert cli.main([name, command, "--help"]) == 0
         assert f"Example: pliant {name} {command}" in capsys.readouterr().out
+
+
+def find_command_functions(app):
+    """Return the functions of an application and of its commands."""
+    functions = [] if app.default_command is None else [app.default_command]
+    for name in app:
+        if not name.startswith("-"):
+            functions += find_command_functions(app[name])
+    return functions
+
+
+def test_no_option_rounds_a_number_to_an_integer():
+    functions = find_command_functions(cli.build_app(None, is_plain=True))
+    assert len(functions) > 20
+    for function in functions:
+        for name, kind in get_type_hints(function, include_extras=True).items():
+            if name != "return" and re.search(r"\bint\b", repr(kind)):
+                assert "parse_integer" in repr(kind), f"{function.__module__}: {name}"
 
 
 def test_the_version_is_printed():

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App
+
+from pliant.cli import INTEGER
 
 if TYPE_CHECKING:
     from pliant.bench.timing import Measurement
@@ -95,8 +97,8 @@ def profile(
     network: str,
     *,
     seconds: float = 30.0,
-    subnets: int = 36,
-    batch: int = 32,
+    subnets: Annotated[int, INTEGER] = 36,
+    batch: Annotated[int, INTEGER] = 32,
     out: Path | None = None,
     picture: Path | None = None,
     json: bool = False,

@@ -4,12 +4,19 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Annotated
+
+from pliant.cli import INTEGER
 
 TOKEN_VARIABLE = "PLIANT_TOKEN"  # unset: a new random token each time
 
 
 def dash(
-    folder: Path = Path("runs"), *, host: str = "127.0.0.1", port: int = 8347, open: bool = False
+    folder: Path = Path("runs"),
+    *,
+    host: str = "127.0.0.1",
+    port: Annotated[int, INTEGER] = 8347,
+    open: bool = False,
 ) -> None:
     """Serve a page that shows the runs of a folder and follows active ones.
 

@@ -55,7 +55,7 @@ def up(
     *overrides: str,
     devices: Annotated[int | None, INTEGER] = None,
     insecure: bool = False,
-    port: int = 9092,
+    port: Annotated[int, INTEGER] = 9092,
     out: Path | None = None,
     data: Path | None = None,
     code: Path | None = None,

@@ -3,9 +3,11 @@
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App
+
+from pliant.cli import INTEGER
 
 if TYPE_CHECKING:
     from pliant.deploy.device.host import Limits
@@ -18,7 +20,7 @@ app = App(name="device", help_format="plaintext")
 def device(
     *,
     server: str | None = None,
-    number: int = 0,
+    number: Annotated[int, INTEGER] = 0,
     keys: Path | None = None,
     insecure: bool = False,
     state: Path | None = None,
@@ -27,7 +29,7 @@ def device(
     data: Path | None = None,
     dataset: str | None = None,
     test_share: float = 0.2,
-    max_samples: int | None = None,
+    max_samples: Annotated[int | None, INTEGER] = None,
     classes: Literal["declared", "hidden"] = "declared",
     code: Path | None = None,
     disk_quota: float = 1e9,

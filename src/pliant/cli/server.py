@@ -4,11 +4,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App
 
-from pliant.cli import server_devices, server_status
+from pliant.cli import INTEGER, server_devices, server_status
 
 if TYPE_CHECKING:
     from pliant.deploy.settings import ServerSettings
@@ -34,13 +34,13 @@ def server(
     keys: Path | None = None,
     insecure: bool = False,
     host: str = "127.0.0.1",
-    port: int = 9092,
+    port: Annotated[int, INTEGER] = 9092,
     out: Path | None = None,
     allowance: float = 15.0,
     patience: float = 120.0,
     pace: PaceName = "measured",
     transport: TransportName = "flower",
-    metrics_port: int | None = None,
+    metrics_port: Annotated[int | None, INTEGER] = None,
     metrics_host: str = "127.0.0.1",
     log_level: LogLevel = "info",
     log_format: LogFormat = "text",

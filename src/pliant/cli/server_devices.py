@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from pliant.cli import INTEGER
+
 if TYPE_CHECKING:
     from pliant.deploy.security.registry import DeviceRegistry
 
@@ -17,7 +19,7 @@ MAX_MINUTES = 7 * 24 * 60
 
 app = App(name="devices", help=HELP, help_format="plaintext")
 
-Numbers = Annotated[list[int], Parameter(negative=())]
+Numbers = Annotated[list[Annotated[int, INTEGER]], Parameter(negative=())]
 
 
 @app.command(name="list")
@@ -35,7 +37,11 @@ def list_devices(*, keys: Path) -> None:
 
 @app.command
 def token(
-    number: int | None = None, *, keys: Path, minutes: float = 60.0, count: int | None = None
+    number: Annotated[int | None, INTEGER] = None,
+    *,
+    keys: Path,
+    minutes: float = 60.0,
+    count: Annotated[int | None, INTEGER] = None,
 ) -> None:
     """Print a token with which one device can enrol, once; with --count, one for each of many.
 
@@ -90,7 +96,7 @@ def revoke(numbers: Numbers, *, keys: Path) -> None:
 
 
 @app.command
-def rotate(number: int, *, keys: Path, minutes: float = 60.0) -> None:
+def rotate(number: Annotated[int, INTEGER], *, keys: Path, minutes: float = 60.0) -> None:
     """Print a token with which a device can replace its key; until then the old one is valid.
 
     Example: pliant server devices rotate 0 --keys keys
