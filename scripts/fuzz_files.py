@@ -2,12 +2,14 @@
 
     python scripts/fuzz_files.py --examples 3000
 
-Every file gets a process of its own with limits on memory and time. A run that is still training
-when its time is over counts as run; a refused file must leave nothing behind. Prints one example of
-each kind of problem, and returns 1 if there is any.
+Every file gets a process of its own with limits on memory and time, forked from one that has
+imported everything. A run that is still training a moment after its first record counts as run; a
+refused file must leave nothing behind. Prints one example of each kind of problem, and returns 1 if
+there is any.
 """
 
 import argparse
+import importlib
 import os
 import re
 import resource
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -25,11 +28,18 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.cli.any_file import BASE, format_file, make_damaged_texts, make_documents  # noqa: E402
+from tests.cli.any_file import (  # noqa: E402
+    BASE,
+    SMALL_SEARCH,
+    format_file,
+    make_damaged_texts,
+    make_documents,
+)
 
 from pliant.cli import main as run_command  # noqa: E402
 
 SECONDS = 20.0  # per file
+SECONDS_OF_TRAINING = 3.0  # after the first record: a run may be as long as its file asks
 MEMORY = 6 * 10**9  # bytes of address space
 MAX_LINE = 400  # characters
 
@@ -45,8 +55,11 @@ def make_files() -> st.SearchStrategy[tuple[str, str]]:
     return st.one_of(*drawn, damaged)
 
 
-def run_file(command: str, text: str, folder: Path) -> int | None:
-    """Run a command in a child process; return its exit code, or None if its time was over."""
+def run_file(command: str, text: str, folder: Path, modules: Path | None = None) -> int | None:
+    """Run a command in a child process; return its exit code, or None if its time was over.
+
+    The names of the modules that it imported are written to `modules`, without a limit of time.
+    """
     (folder / "file.toml").write_text(text, encoding="utf-8", newline="")
     pid = os.fork()
     if pid == 0:
@@ -57,19 +70,48 @@ def run_file(command: str, text: str, folder: Path) -> int | None:
         code = 99
         try:
             code = run_command([command, "file.toml"])
+            if modules is not None:
+                modules.write_text(
+                    "\n".join(name for name in sys.modules if "__main__" not in name)
+                )
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
+    end, is_training = time.monotonic() + SECONDS, False
+    while modules is not None or time.monotonic() < end:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
+        if not is_training and has_records(folder):
+            is_training, end = True, time.monotonic() + SECONDS_OF_TRAINING
         time.sleep(0.005)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return None
+
+
+def has_records(folder: Path) -> bool:
+    """Return whether a run in this folder has written a record."""
+    return any(path.stat().st_size for path in folder.glob("runs/**/*.jsonl"))
+
+
+def import_everything() -> None:
+    """Import what the commands import, so that no child process spends its time on that.
+
+    They run in a child process themselves: after training here, children could not train.
+    """
+    keys = {"run": {}, "compare": {"matrix": {"seed": [0]}}, "search": {"search": SMALL_SEARCH}}
+    for command, more in keys.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary, "folder")
+            folder.mkdir()
+            names = Path(temporary, "modules.txt")
+            if run_file(command, format_file(BASE | more), folder, names) != 0:
+                raise SystemExit(f"pliant {command} does not run the simplest file")
+            for name in names.read_text().split():
+                with suppress(ImportError):
+                    importlib.import_module(name)
 
 
 def find_problem(code: int | None, folder: Path) -> str | None:
@@ -77,8 +119,7 @@ def find_problem(code: int | None, folder: Path) -> str | None:
     line = (folder.parent / "err.txt").read_text(errors="replace")
     names = sorted(path.name for path in folder.iterdir())
     if code is None:
-        has_begun = any(path.stat().st_size for path in folder.rglob("*.jsonl"))
-        return None if has_begun else "it hangs before the first round"
+        return None if has_records(folder) else "it hangs before the first round"
     if code == 0:
         return None if "runs" in names else "done, but without a folder"
     problems = (
@@ -100,6 +141,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    import_everything()
     endings: Counter[str] = Counter()
     problems: dict[str, tuple[str, str, str]] = {}  # one of each kind
 

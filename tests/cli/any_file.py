@@ -19,7 +19,7 @@ BASE = {
     "workers": {"type": "inline"},
 }
 SMALL_SEARCH = {
-    "algorithm": {"type": "surrogate", "rounds": 1, "vectors": 2},
+    "algorithm": {"type": "fast", "per_site": 1, "min_design": 2, "rounds": 0, "vectors": 2},
     "objective": {"batches": 1, "batch": 4, "eval_images": 8},
     "corner_seeds": 1,
     "fresh_seeds": 1,
@@ -114,6 +114,8 @@ def make_documents(draw, command="run", *, is_wild=False):
     keys = st.lists(st.sampled_from(sorted(kinds)), min_size=1, max_size=2, unique=True)
     for key in draw(keys):
         value = draw(drawing.make_values(kinds[key]))
+        if key == "search" and command == "search" and isinstance(value, dict):
+            value = SMALL_SEARCH | value
         document[key] = 1 if key == "rounds" and value in (2, 3) else value
     if command == "compare":
         document["matrix"] = draw(make_matrices())
