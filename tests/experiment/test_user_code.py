@@ -10,7 +10,8 @@ from pliant.cli import main
 from pliant.experiment.build import build_experiment
 from pliant.experiment.config import load_experiment
 from pliant.experiment.sweep import load_sweep
-from pliant.experiment.user_code import load_function, locate_error
+from pliant.experiment.user_code import load_function
+from pliant.user_errors import describe_user_error
 
 OWN_CODE = """
 import torch
@@ -98,6 +99,7 @@ def test_missing_user_code_is_a_one_line_error(spec, override, message):
 
 
 FAULTY_METHOD = """
+import sys
 import pliant as pl
 
 class Faulty(pl.Value, frozen=True):
@@ -105,16 +107,32 @@ class Faulty(pl.Value, frozen=True):
 
     def train(self, net, task, steps):
         return {}["absent"]
+
+class Exits(Faulty, frozen=True):
+    def train(self, net, task, steps):
+        sys.exit(0)
 """
 
 
-@pytest.mark.parametrize("workers", ["inline", "processes"])
-def test_an_error_in_user_code_names_the_file_and_the_line(spec, workers, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("command", "workers", "name", "error"),
+    [
+        ("run", "inline", "Faulty", "9: KeyError: 'absent'"),
+        ("run", "processes", "Faulty", "9: KeyError: 'absent'"),
+        ("compare", "processes", "Faulty", "9: KeyError: 'absent'"),  # only a worker loads it
+        ("run", "inline", "Exits", "13: SystemExit: 0"),
+        ("compare", "processes", "Exits", "13: SystemExit: 0"),
+    ],
+)
+def test_an_error_in_user_code_names_the_file_and_the_line(
+    command, workers, name, error, spec, tmp_path, capsys
+):
     (tmp_path / "faulty.py").write_text(FAULTY_METHOD)
-    words = ["method.type=faulty.py:Faulty", f'workers={{type="{workers}"}}']
-    assert main(["run", str(spec), *words, "--out", str(tmp_path / "runs" / "run")]) == 2
-    line = f"pliant: {tmp_path / 'faulty.py'}:8: KeyError: 'absent'\n"
-    assert capsys.readouterr().err == line
+    words = [f"method.type=faulty.py:{name}", f'workers={{type="{workers}"}}']
+    if command == "compare":
+        words.append("matrix.seed=[0]")
+    assert main([command, str(spec), *words, "--out", str(tmp_path / "runs" / "run")]) == 2
+    assert capsys.readouterr().err == f"pliant: {tmp_path / 'faulty.py'}:{error}\n"
     assert not (tmp_path / "runs").exists()  # the corrected command may use it
 
 
@@ -144,4 +162,4 @@ def test_a_module_of_pliant_is_not_blamed_as_the_users():
     make = load_function("pliant.nn.models.cnn:digits_cnn")
     with pytest.raises(ValueError, match="expected `classes`") as caught:
         make(classes=-1)
-    assert locate_error(caught.value) is None
+    assert describe_user_error(caught.value) is None

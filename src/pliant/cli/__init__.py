@@ -20,6 +20,7 @@ from cyclopts.config import Toml
 from pliant import __version__
 from pliant.extras import MissingExtra
 from pliant.suggestions import did_you_mean
+from pliant.user_errors import describe_user_error
 
 # Name, location and purpose of each command. A module is imported only when its command is called,
 # so that `pliant --help` does not import torch. An `app` must have the name given here.
@@ -71,7 +72,10 @@ _PATH_PROBLEMS = {
     errno.EROFS: "the file system is read-only",
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
+    errno.ELOOP: "expected a file or folder, found symbolic links in a circle",
+    errno.ENAMETOOLONG: "expected a shorter name",
 }
+_PATH_ERRNOS = (errno.ELOOP, errno.ENAMETOOLONG)  # Python has no class for these
 
 
 def parse_integer(kind: Any, tokens: Sequence[Any]) -> int:
@@ -82,7 +86,7 @@ def parse_integer(kind: Any, tokens: Sequence[Any]) -> int:
         raise ValueError from None  # without a text, cyclopts writes its own
 
 
-INTEGER = Parameter(converter=parse_integer)
+INTEGER = Parameter(converter=parse_integer)  # of every option that is an integer
 
 
 _ALLOCATION = re.compile(r"tried to allocate (\d+) bytes")  # torch says no more than that
@@ -128,7 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (`| head`) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except (Exception, KeyboardInterrupt) as error:
+    except BaseException as error:  # the user's code may raise SystemExit or one of its own
+        is_known = isinstance(error, Exception | KeyboardInterrupt)
+        if not is_known and describe_user_error(error) is None:
+            raise
         if "--debug" in words:
             traceback.print_exc()
         code, line = describe_error(error)
@@ -175,25 +182,19 @@ def describe_error(error: BaseException) -> tuple[int, str]:
             return WRONG_INPUT, text
         case NetworkRefused():
             return REFUSED, text
-        case _ if (place := _locate_user_error(error)) is not None:
-            return WRONG_INPUT, ": ".join(filter(None, (place, type(error).__name__, text)))
+        case _ if (line := describe_user_error(error)) is not None:
+            return WRONG_INPUT, line
         case MemoryError() | RuntimeError() if (size := _find_allocation(error)) is not None:
             return FAILED, f"not enough memory{size}: use smaller networks, batches or fleets"
         case OSError():
-            code = WRONG_INPUT if isinstance(error, _PATH_ERRORS) else FAILED
-            return code, _describe_os_error(error) or text
+            is_path = isinstance(error, _PATH_ERRORS) or error.errno in _PATH_ERRNOS
+            return (WRONG_INPUT if is_path else FAILED), _describe_os_error(error) or text
         # A bare KeyError or IndexError is a bug of ours: errors of the user have a message.
         case ValueError() | LookupError() if text and type(error) not in (KeyError, IndexError):
             return WRONG_INPUT, text
         case _:
             name = type(error).__name__
             return FAILED, f"internal error, {name}: {text} (--debug shows where)"
-
-
-def _locate_user_error(error: BaseException) -> str | None:
-    """Return the user's file and line that an error came from, if any."""
-    user_code = sys.modules.get("pliant.experiment.user_code")  # the user's code needs it
-    return None if user_code is None else user_code.locate_error(error)
 
 
 def _find_allocation(error: BaseException) -> str | None:

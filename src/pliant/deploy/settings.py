@@ -13,6 +13,7 @@ from typing import Literal, NoReturn, TypeVar
 
 import msgspec
 
+from pliant.user_errors import describe_user_error
 from pliant.value import Count, NonNegative, Positive, Value
 
 PORTS = range(1, 65536)
@@ -97,8 +98,11 @@ def run_process(
     exit_code = 0
     try:
         main(msgspec.json.decode(sys.argv[1].encode(), type=setup_type))
-    except reported as error:
-        sys.stderr.write(f"{error}\n")
+    except (Exception, SystemExit) as error:
+        line = describe_user_error(error)
+        if line is None and not isinstance(error, reported):
+            raise
+        sys.stderr.write(f"{line or error}\n")
         exit_code = EXIT_REFUSED if isinstance(error, ServerRefusal) else EXIT_REPORTED
         exit_code = EXIT_CHANGED if isinstance(error, ServerChanged) else exit_code
     sys.stderr.flush()

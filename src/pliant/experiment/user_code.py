@@ -3,9 +3,7 @@
 import copyreg
 import importlib
 import importlib.util
-import re
 import sys
-import traceback
 from collections.abc import Callable
 from functools import wraps
 from hashlib import sha256
@@ -13,11 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pliant.methods.base import Update
+from pliant.user_errors import add_user_folder
 from pliant.value import decode, encode
-
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-_OWN_FOLDER = Path(__file__).resolve().parent.parent  # a module of pliant may be named as well
-_user_folders: set[Path] = set()  # of the files that were loaded: their code may be anywhere there
 
 
 def is_user_function(name: str) -> bool:
@@ -30,7 +25,9 @@ def make_absolute(name: str, folder: Path) -> str:
     source, _, function = name.rpartition(":")
     if not source.endswith(".py"):
         return name
-    return f"{(folder / source).resolve()}:{function}"
+    path = (folder / source).resolve()
+    add_user_folder(path.parent)  # a worker may be the only one to load it
+    return f"{path}:{function}"
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -40,7 +37,7 @@ def load_function(name: str) -> Callable[..., Any]:
         raise ValueError(f"Expected file.py:function or package.module:function, got {name!r}")
     module = _import_file(Path(source)) if source.endswith(".py") else _import_installed(source)
     if file := getattr(module, "__file__", None):
-        _user_folders.add(Path(file).parent)
+        add_user_folder(Path(file).parent)
     function: Callable[..., Any] | None = getattr(module, attribute, None)
     if not callable(function):
         raise ValueError(f"{source}: expected a function {attribute!r}, found none")
@@ -95,14 +92,6 @@ def _find_merge_problem(state: Any, merged: Any) -> str | None:
     return f"all parameters of the network, found none named {missing[0]}" if missing else None
 
 
-def locate_error(error: BaseException) -> str | None:
-    """Return the user's file and line that an error came from, here or in a worker, if any."""
-    frames = _FRAME.findall("".join(traceback.format_exception(error)))
-    folders = {folder for folder in _user_folders if not folder.is_relative_to(_OWN_FOLDER)}
-    lines = [f"{file}:{line}" for file, line in frames if Path(file).parent in folders]
-    return lines[-1] if lines else None
-
-
 def hash_code(code: str) -> str | None:
     """Return the SHA-256 of a user's file; None for an installed module."""
     source = code.rpartition(":")[0]
@@ -131,7 +120,7 @@ def _import_file(path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    _user_folders.add(path.parent)  # first, as the import itself may fail
+    add_user_folder(path.parent)  # first, as the import itself may fail
     sys.modules[name] = module  # dataclasses and pickle look it up while it runs
     sys.path.insert(0, str(path.parent))
     try:

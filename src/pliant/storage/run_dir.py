@@ -47,7 +47,7 @@ def remove_unused(*folders: Path) -> Iterator[None]:
     new_parents = {p for folder in new_folders for p in folder.parents if not p.exists()}
     try:
         yield
-    except Exception:
+    except (Exception, SystemExit):
         for folder in new_folders:
             if not any(_has_records(folder / name) for name in RECORD_FILES):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -360,9 +360,9 @@ class Pool(Generic[J, R]):
         return number
 
 
-def _build_error(reply: WorkerReply, activity: str) -> Exception:
+def _build_error(reply: WorkerReply, activity: str) -> BaseException:
     error, traceback = reply.value
-    assert isinstance(error, Exception)
+    assert isinstance(error, BaseException)
     error.add_note(f"in {activity}, in a worker:\n{traceback}")
     return error
 

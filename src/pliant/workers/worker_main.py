@@ -40,7 +40,7 @@ class JobRunner:
         try:
             setup, self._run_job = pickle.loads(functions)
             self._context = setup()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # the user's code may call sys.exit
             return _encode_failure(error)
         return serialise(("ready", None))
 
@@ -55,7 +55,7 @@ class JobRunner:
             # Ray's store is read-only, and a write to it would crash the process: copy
             params = deserialise(map_shared(shared) if is_path else shared, copy=not is_path)
             return serialise(("done", self._run_job(self._context, params, deserialise(job))))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return _encode_failure(error)
 
 
@@ -101,7 +101,7 @@ def _end_with_parent(folder: str) -> None:
     os._exit(1)
 
 
-def _encode_failure(error: Exception) -> bytes:
+def _encode_failure(error: BaseException) -> bytes:
     text = "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))

@@ -115,7 +115,7 @@ class DeviceAgent:
             return self._train(loaded, context, request, tensors, self.clock() - queued)
         except ReportableProblem as problem:  # the server continues without this device
             return self._decline(request, str(problem), kind="failed")
-        except Exception as error:  # its text may name the owner's files
+        except (Exception, SystemExit) as error:  # its text may name the owner's files
             log.warning("device %s failed: %s: %s", self.number, type(error).__name__, error)
             reason = f"{type(error).__name__}, see the log of the device"
             return self._decline(request, reason, kind="failed")

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from pliant.deploy.settings import FAILURE_FILE, PID_FILE
 from pliant.storage import atomic
+from pliant.user_errors import describe_user_error
 
 app = ServerApp()
 
@@ -20,15 +21,17 @@ def main(grid: Grid, context: Context) -> None:
     (folder / PID_FILE).write_text(str(os.getpid()))
     from pliant.deploy.server.rounds import NotEnoughDevices
 
-    def write_failure(error: Exception) -> None:
+    def write_failure(error: BaseException) -> None:
         """Tell the supervisor not to restart this run."""
+        line = describe_user_error(error) or " ".join(str(error).split())
         with suppress(OSError):
-            atomic.write_bytes(folder / FAILURE_FILE, " ".join(str(error).split()).encode())
+            atomic.write_bytes(folder / FAILURE_FILE, line.encode())
 
     try:
         rounds = _serve_folder(grid, folder)
-    except (ValueError, OSError) as error:
-        write_failure(error)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ValueError | OSError) or describe_user_error(error) is not None:
+            write_failure(error)
         raise
     try:
         for _ in rounds:
@@ -38,6 +41,10 @@ def main(grid: Grid, context: Context) -> None:
         raise
     except OSError as error:  # such as a full disk; after a broken connection, restart
         if error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
+            write_failure(error)
+        raise
+    except (Exception, SystemExit) as error:
+        if describe_user_error(error) is not None:  # it would fail again
             write_failure(error)
         raise
 
