@@ -1,3 +1,4 @@
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -39,9 +40,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def run(folder, out, *options):
+def run(folder, out, *options, json="--json"):
     spec, out_folder = str(folder / "small.toml"), str(folder / out)
-    return cli.main(["search", spec, *options, "--out", out_folder, "--no-pictures", "--json"])
+    return cli.main(["search", spec, *options, "--out", out_folder, "--no-pictures", json])
 
 
 def test_a_search_by_seconds_reuses_the_trainings_of_one_by_macs(folder):
@@ -82,6 +83,15 @@ def test_a_search_of_stages_prints_and_draws_every_stage(tmp_path, capsys):
     assert {path.name for path in out.glob("*.png")} == {
         f"{name}-{stage}.png" for name in ("front", "vectors") for stage in (1, 2)
     }
+
+
+def test_a_terminal_shows_a_bar_from_the_start(folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert run(folder, "macs", json="--no-json") == 0  # finished before, so it ends at once
+    output, errors = capsys.readouterr()
+    assert re.search(r"done .* (\d+)/\1 short trainings  hypervolume \d\.\d{4}.*left", errors)
+    assert "short trainings  hypervolume" not in output
 
 
 def test_a_folder_without_records_is_an_error_and_nothing_is_written(folder, capsys):

@@ -54,6 +54,18 @@ def test_every_combination_is_a_run_and_shares_the_rest(spec: Path) -> None:
     assert {key for key in plain if plain[key] != narrow[key]} == {"method"}
 
 
+def test_warnings_are_returned_with_the_name_of_their_run(spec, tmp_path, capfd) -> None:
+    too_slow = [
+        "rounds=3",
+        "rules.late=discard",
+        'fleet.speed={type="constant",low=0.01,high=0.01}',
+    ]
+    runs = load_sweep(spec, too_slow)[:1]
+    text = "seed=0,method=plain: no update was merged in rounds 1 to 3: in the last, 2 late"
+    assert run_sweep(runs, tmp_path / "runs", ProcessWorkers(1)) == [text]
+    assert capfd.readouterr().err == ""  # it would be printed across the progress bar
+
+
 def test_finished_runs_are_not_run_again(spec: Path, tmp_path: Path) -> None:
     runs, folder = load_sweep(spec, ["rounds=1"])[:2], tmp_path / "runs"
     finished: list[str] = []

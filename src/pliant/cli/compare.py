@@ -72,9 +72,10 @@ def compare(
     if fresh and (old_folder := move_aside(folder)):
         sys.stderr.write(f"renamed {folder} to {old_folder.name}\n")
     try:
-        run_with_bar(runs, folder, workers, prints=True)
+        warnings = run_with_bar(runs, folder, workers, prints=True)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("run the same command to resume") from None
+    sys.stderr.write("".join(f"{warning}\n" for warning in warnings))
     for run in runs if tensorboard else ():
         export_tensorboard(folder / run.name)
     rows = summarise(runs, folder, target)
@@ -85,8 +86,11 @@ def compare(
 
 def run_with_bar(
     runs: "list[SweepRun]", folder: Path, workers: "AnyWorkers", *, prints: bool = False
-) -> None:
-    """Run or resume a sweep under a bar of all its rounds; print the finished runs if wanted."""
+) -> list[str]:
+    """Run or resume a sweep under a bar of all its rounds, and return its warnings.
+
+    Print the finished runs if wanted.
+    """
     from pliant.cli.progress import show_bar
     from pliant.experiment.sweep import is_finished, run_sweep
 
@@ -101,7 +105,7 @@ def run_with_bar(
                 sys.stderr.write(f"finished {run.name} ({len(finished)} of {len(runs)})\n")
 
         with _repeat(lambda: show_count(sum(follower.count() for follower in followers))):
-            run_sweep(runs, folder, workers, show_finished)
+            return run_sweep(runs, folder, workers, show_finished)
 
 
 class _RoundFollower:

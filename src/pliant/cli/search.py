@@ -119,14 +119,15 @@ def _show_progress(steps: "Iterator[SearchProgress]", *, is_json: bool) -> str:
                     f"hypervolume {last.hypervolume:.4f}  {seconds:8.0f} s, {left:8.0f} s left"
                 )
     else:
-        counts = "{task.completed:.0f}/{task.total:.0f} short trainings"
-        volume = "hypervolume {task.fields[volume]:.4f}"
-        columns = ("{task.description:8}", BarColumn(), counts, volume, TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task("", total=None, volume=0.0)
+        columns = ("{task.description:8}", BarColumn(20), "{task.fields[counts]}")
+        with Progress(*columns, TimeRemainingColumn(), "left", console=Console(stderr=True)) as bar:
+            task = bar.add_task("", total=None, counts="")  # the total is not known yet
             for last in steps:
-                bar.update(task, description=_name_phase(last), volume=last.hypervolume)
-                bar.update(task, completed=last.trainings, total=last.expected)
+                total = last.trainings if last.phase == "done" else last.expected
+                counts = f"{last.trainings}/{total} short trainings"
+                counts += f"  hypervolume {last.hypervolume:.4f}"
+                bar.update(task, description=_name_phase(last), counts=counts)
+                bar.update(task, completed=last.trainings, total=total)
     assert last is not None
     assert last.table is not None
     return f"{len(last.table.rates)} rows, {last.trainings} short trainings\n" + "".join(

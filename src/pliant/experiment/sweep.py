@@ -5,9 +5,11 @@ The runs share everything that the matrix does not vary, including data, traces 
 
 import gc
 import itertools
+import logging
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -109,8 +111,11 @@ def run_sweep(
     folder: Path,
     workers: AnyWorkers,
     on_finish: Callable[[SweepRun], None] = lambda run: None,
-) -> None:
-    """Run or resume the unfinished runs in parallel, unless the folder holds other experiments."""
+) -> list[str]:
+    """Run or resume the unfinished runs in parallel, unless the folder holds other experiments.
+
+    Return their warnings, which would come without the name of the run.
+    """
     if (folder / CONFIG_FILE).exists():
         raise FileExistsError(f"{folder} already holds a run: choose another folder for a sweep")
     started = [run for run in runs if (folder / run.name / CONFIG_FILE).exists()]
@@ -124,7 +129,12 @@ def run_sweep(
             if run not in started:
                 start_run(folder / run.name, run.experiment)
         with open_pool(workers, _skip_setup, partial(_run_one, folder)) as pool:
-            pool.run(unfinished, {}, on_finish=on_finish)
+            warnings = pool.run(unfinished, {}, on_finish=on_finish)
+    return [
+        f"{run.name}: {text}"
+        for run, texts in zip(unfinished, warnings, strict=True)
+        for text in texts
+    ]
 
 
 def resolve_workers(runs: Sequence[SweepRun]) -> AnyWorkers:
@@ -152,15 +162,31 @@ def _skip_setup() -> None:
     return None
 
 
-def _run_one(folder: Path, context: None, shared: Params, run: SweepRun) -> None:
+def _run_one(folder: Path, context: None, shared: Params, run: SweepRun) -> list[str]:
     experiment = run.experiment
     net, data = build_experiment(experiment)
     rounds = run_experiment(
         experiment, net, data, workers=InlineWorkers(), folder=folder / run.name
     )
-    deque(rounds, maxlen=0)  # runs to the end
+    with _collect_warnings() as warnings:
+        deque(rounds, maxlen=0)  # runs to the end
     del net, data, rounds
     gc.collect()  # a traced network has reference cycles, which would keep its tensors alive
+    return warnings
+
+
+@contextmanager
+def _collect_warnings() -> Iterator[list[str]]:
+    """Collect what is logged; without a handler, it would be printed across the progress bar."""
+    warnings: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("pliant")
+    logger.addHandler(handler)
+    try:
+        yield warnings
+    finally:
+        logger.removeHandler(handler)
 
 
 def is_finished(folder: Path) -> bool:

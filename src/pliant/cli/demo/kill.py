@@ -20,7 +20,7 @@ KILL_AFTER = 3  # rounds
 POLL_SECONDS = 0.02
 MAX_SECONDS = 600.0  # of a process
 TEXT = (
-    "The first of these runs (FedAvg, waits) once more, in a process that is killed (SIGKILL) in "
+    "One of these runs (FedAvg, waits) once more, in a process that is killed (SIGKILL) in "
     "mid-run and then resumed from its last checkpoint."
 )
 
