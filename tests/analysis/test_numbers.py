@@ -13,6 +13,8 @@ from pliant.analysis.curves import _conclude, compute_learning_curve
 from pliant.analysis.runs import group_runs, load_runs, select_finished
 from pliant.analysis.style import MISSING, format_short, get_line_style
 from pliant.analysis.summary import format_summary, get_budgets, rank_by_c3, summarise_groups
+from pliant.analysis.time_to_target import _conclude as _conclude_times
+from pliant.analysis.time_to_target import draw_time_to_target
 from pliant.analysis.utilisation import compute_utilisation
 from pliant.engine.device_scores import DeviceScores
 
@@ -143,8 +145,44 @@ def test_rows_that_are_compared_at_different_times_share_a_column(groups):
     assert column == ["40.00 %", "40.00 %", MISSING]
 
 
-def test_a_conclusion_leaves_out_curves_that_begin_later(groups):
-    curve = compute_learning_curve(groups[0], "seconds")
-    later = replace(curve, x=curve.x + 1000.0)
+def test_a_conclusion_leaves_out_curves_that_begin_later(groups, tmp_path):
+    write_run(tmp_path / "method=z", [None, None, 0.9], method={"type": "c"})
+    a, _, later = select_finished(group_runs(load_runs([tmp_path])))
+    curve, late = (compute_learning_curve(group, "seconds") for group in (a, later))
     assert "follows" in _conclude([curve, curve], "seconds")
-    assert "follows" not in _conclude([curve, later], "seconds")
+    assert _conclude([curve, late], "seconds") == (
+        "After 2 seconds, a has 60.00 %; the others are evaluated later."
+    )
+
+
+def test_a_conclusion_has_the_numbers_of_the_table(groups):
+    a, b = summarise_groups(groups, 0.9)
+    assert (a.equal_accuracy, b.equal_accuracy) == pytest.approx((0.3, 0.9))
+    curves = [compute_learning_curve(group, "seconds") for group in groups]
+    assert _conclude(curves, "seconds") == (
+        "After 1 second, b has 90.00 %, the most; a follows 60.0 points behind."
+    )
+
+
+def test_a_conclusion_takes_no_accuracy_between_two_evaluations(tmp_path):
+    write_run(tmp_path / "a", [0.2, None, None, 0.8], method={"type": "a"})
+    write_run(tmp_path / "b", [0.1, None, 0.3], method={"type": "b"})
+    groups = select_finished(group_runs(load_runs([tmp_path])))
+    curves = [compute_learning_curve(group, "seconds") for group in groups]
+    assert [row.equal_accuracy for row in summarise_groups(groups, 0.9)] == [0.2, 0.3]
+    assert "b has 30.00 %, the most; a follows 10.0 points" in _conclude(curves, "seconds")
+
+
+def test_the_time_to_a_target_is_compared_where_the_data_are_the_same(tmp_path):
+    pytest.importorskip("matplotlib")
+    split = {"method": {"type": "split"}, "data": {"proxy": 1}}
+    write_run(tmp_path / "fed", [0.2, 0.9], data={"proxy": 2})
+    write_run(tmp_path / "split", [0.9, 0.9], **split)
+    groups = select_finished(group_runs(load_runs([tmp_path])))
+    assert draw_time_to_target(groups, 0.9).conclusion == (
+        "Federated methods: fed reaches 90% first, after 2.0 s. "
+        "Split methods: split reaches 90% first, after 1.0 s."
+    )
+    assert "split reaches 90% first, after 1.0 s; fed takes 2.00 times as long." in (
+        _conclude_times("", {"fed": [2.0], "split": [1.0]}, 0.9)
+    )

@@ -14,6 +14,7 @@ from pliant.analysis.style import (
     get_line_style,
     make_figure,
 )
+from pliant.analysis.summary import EQUAL_TIME
 from pliant.extras import require
 
 AXES = {
@@ -96,25 +97,37 @@ def draw_learning_curves(groups: list[RunGroup], axis: str) -> ReportFigure | No
         figure,
         ("group", unit, "accuracy", "standard deviation", "seeds"),
         rows,
-        " ".join(_conclude(curves, unit) for curves in panels.values()),
+        " ".join(_conclude(curves, axis) for curves in panels.values()),
     )
 
 
-def _conclude(curves: list[LearningCurve], unit: str) -> str:
-    """Say which curve is highest where the shortest one ends."""
+def _conclude(curves: list[LearningCurve], axis: str) -> str:
+    """Say which group is best where the shortest curve ends, as the summary's table does."""
     end = min(curve.x[-1] for curve in curves)
-    known = [curve for curve in curves if curve.x[0] <= end]  # others are evaluated later
-    ends = [(np.interp(end, c.x, c.mean), np.interp(end, c.x, c.std), c) for c in known]
-    (mean, std, best), *others = sorted(ends, key=lambda item: -item[0])
+    longest = max(curve.x[-1] for curve in curves)
+    limit = longest if longest <= (1 + EQUAL_TIME) * end else end
+    known = [(*accuracy, c) for c in curves if (accuracy := _find_accuracy(c, axis, limit))]
+    (mean, std, best), *others = sorted(known, key=lambda item: -item[0])
+    unit = AXES[axis][1].removesuffix("s" if end == 1 else "")
     text = f"After {format_short(end)} {unit}, {best.group.label} has {format_percent(mean)}"
     if not others:
-        return f"{text}."
+        return f"{text}{'; the others are evaluated later' if len(curves) > 1 else ''}."
     second, second_std, rival = others[0]
     gap = 100 * (mean - second)
     text += f", the most; {rival.group.label} follows {gap:.1f} points behind"
     if best.seeds > 1 and 100 * max(std, second_std) >= gap:
         text += ", within the spread over seeds"
     return f"{text}."
+
+
+def _find_accuracy(curve: LearningCurve, axis: str, end: float) -> tuple[float, float] | None:
+    """Return mean and deviation over seeds of the last evaluation up to an end; None without."""
+    points = (_select_points(run, axis) for run in curve.group.runs)
+    known = [y[x <= (1 + 1e-9) * end] for x, y in points if len(x)]
+    if not all(map(len, known)):
+        return None
+    last = [float(accuracies[-1]) for accuracies in known]
+    return float(np.mean(last)), float(np.std(last, ddof=1)) if len(last) > 1 else 0.0
 
 
 def _draw_panel(axes: Any, axis: str, curves: list[LearningCurve]) -> list[tuple[object, ...]]:

@@ -92,7 +92,8 @@ def write_report(
     if not finished and not tables:
         names = ", ".join(map(str, paths))
         raise ValueError(f"{names}: expected a finished round or a table, found neither")
-    start_step(f"reading {sum(len(group.runs) for group in groups)} runs")
+    runs = sum(len(group.runs) for group in groups)
+    start_step(f"reading {runs} run{'s' * (runs != 1)}")
     data = _ReportData(groups, finished, tables, target, start_step)
     title = _make_title(paths, finished)
     out.parent.mkdir(parents=True, exist_ok=True)
