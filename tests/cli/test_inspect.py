@@ -30,6 +30,19 @@ def test_inspect_shows_sites_and_costs(capsys: pytest.CaptureFixture[str]) -> No
     assert "no value had to be made dense" in output
 
 
+def test_long_lines_are_broken_below_their_column_on_a_terminal(monkeypatch, capsys) -> None:
+    assert main(["inspect", "resnet20"]) == 0
+    plain = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["inspect", "resnet20"]) == 0
+    wrapped = capsys.readouterr().out
+    assert max(map(len, wrapped.splitlines())) <= 100 < max(map(len, plain.splitlines()))
+    assert wrapped.split() == plain.split()
+    column = plain.index("layers")
+    assert any(line.startswith(f"{column * ' '}stages.") for line in wrapped.splitlines())
+
+
 @pytest.mark.parametrize("name", ["text_transformer", "signal_cnn"])
 def test_inspect_takes_networks_of_sequences(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", name, "--json"]) == 0

@@ -148,7 +148,7 @@ def test_a_run_on_changed_images_is_not_resumed(run, folder, tmp_path):
         (["--resume", "undisturbed", "rouns=9"], "unknown key `rouns`; did you mean 'rounds'?"),
         (
             ["small.toml", "--out", "undisturbed"],
-            "already holds a run: resume it or choose another",
+            "already holds a run: resume it with `pliant run --resume ",
         ),
         (["--resume", "none"], "none: expected a run folder, found no config.json"),
         (["none.toml"], "none.toml: expected a file or folder, found none"),

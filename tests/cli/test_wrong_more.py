@@ -1,4 +1,4 @@
-"""Two hundred more wrong command lines: one line each, nothing left behind, and a second chance."""
+"""Over 250 more wrong command lines: one line each, nothing left behind, and a second chance."""
 
 import json
 import shlex
@@ -127,6 +127,33 @@ def two_lines():
 def no_message():
     raise StopIteration  # no_message
 """,
+    "odd.py": """
+import sys
+
+
+class Abort(BaseException):
+    pass
+
+
+def recurse():
+    return recurse()
+
+
+def generate():
+    yield 1
+
+
+def abort():
+    raise Abort("stop it")
+
+
+def leave():
+    sys.exit()
+
+
+value = 3
+""",
+    "leaves.py": "raise SystemExit(0)\n",
     "locked": "a file, not a folder",
 }
 
@@ -137,6 +164,7 @@ def folder(tmp_path_factory):
     for name, text in FILES.items():
         (folder / name).write_text(text)
     (folder / "folder").mkdir()
+    (folder / "circle.toml").symlink_to("circle.toml")
     for name, file in (("done", "good.toml"), ("split", "split.toml")):
         assert main(["run", str(folder / file), "--out", str(folder / name)]) == 0
     for name in ("cut_run", "old_run", "several/first", "several/second"):

@@ -65,13 +65,14 @@ def device(
     """
     from pliant.deploy.device.host import Limits
     from pliant.deploy.logs import set_up_logging
-    from pliant.experiment.user_code import make_absolute
     from pliant.value import decode
 
     if number < 0:
         raise ValueError(f"Expected --number from 0, got {number}")
     if not 0 < cpu_share <= 1:
         raise ValueError(f"Expected --cpu-share above 0 and up to 1, got {cpu_share:g}")
+    if state is not None and state.exists() and not state.is_dir():
+        raise NotADirectoryError(f"Expected a folder for --state, got the file {state}")
     if data is not None and dataset is not None:
         raise ValueError("Expected either --data or --dataset, got both")
     raw = {
@@ -79,7 +80,7 @@ def device(
         "only_when_charging": only_when_charging,
         "data": resolve_path("--data", data),
         "code": resolve_folder("--code", code),
-        "dataset": None if dataset is None else make_absolute(dataset, Path()),
+        "dataset": None if dataset is None else _resolve_function("--dataset", dataset),
         "test_share": test_share,
         "max_samples": max_samples,
         "hide_classes": classes == "hidden",
@@ -161,6 +162,18 @@ def _run_device(
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _resolve_function(option: str, name: str) -> str:
+    """Return an option's function with an absolute path; raise if its file does not exist."""
+    from pliant.experiment.user_code import is_user_function, make_absolute
+
+    file, _, function = name.rpartition(":")
+    if not is_user_function(name) or not function.isidentifier():
+        raise ValueError(f"Expected file.py:function for {option}, got {name}")
+    if file.endswith(".py") and not Path(file).is_file():
+        raise FileNotFoundError(f"Expected an existing Python file for {option}, got {file}")
+    return make_absolute(name, Path())
 
 
 def resolve_path(option: str, path: Path | None) -> str | None:

@@ -1,7 +1,10 @@
 """`pliant inspect`: show which filters of a network can be dropped, and what that saves."""
 
+import sys
 from inspect import signature
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -67,7 +70,19 @@ def inspect(
     if json:
         print_json(_describe_sites(elastic_net))
     else:
-        print_line(elastic_net.summary())
+        print_line(_wrap_lines(elastic_net.summary()))
+
+
+def _wrap_lines(table: str) -> str:
+    """Break long lines of a table at spaces and below its last column, on a terminal only."""
+    if not sys.stdout.isatty():
+        return table
+    lines = table.splitlines()
+    indent = " " * lines[0].index("layers")
+    wrap = TextWrapper(
+        get_terminal_size().columns, subsequent_indent=indent, break_on_hyphens=False
+    ).wrap
+    return "\n".join(part for line in lines for part in wrap(line))
 
 
 def _check_shape(net: "nn.Module", example: "Tensor", model: str) -> None:

@@ -272,7 +272,7 @@ def read_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 def _apply_override(raw: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    if not equals or not key.strip():
+    if not equals or not all(part.strip() for part in key.split(".")):
         raise ValueError(f"Expected key=value, got {override!r}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]

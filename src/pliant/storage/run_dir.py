@@ -29,7 +29,10 @@ LIBRARIES = ("pliant", "torch", "numpy", "msgspec", "safetensors", "pymoo", "flw
 def create_run_dir(folder: Path, config: dict[str, Any]) -> None:
     """Create a run directory with its config and the versions in use, before the first step."""
     if (folder / CONFIG_FILE).exists():
-        raise FileExistsError(f"{folder} already holds a run: resume it or choose another folder")
+        raise FileExistsError(
+            f"{folder} already holds a run: resume it with `pliant run --resume "
+            f"{shlex.quote(str(folder))}`, or choose another folder"
+        )
     if any(folder.glob(f"*/{CONFIG_FILE}")):  # it would hide them
         raise FileExistsError(f"{folder} holds several runs: choose another folder for this one")
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
