@@ -47,9 +47,9 @@ MAX_LINE = 400  # characters
 def make_files() -> st.SearchStrategy[tuple[str, str]]:
     """Return a strategy for a command and the text of its file."""
     drawn = [
-        make_documents(command, is_wild=is_wild).map(lambda d, c=command: (c, format_file(d)))
+        make_documents(command, style).map(lambda d, c=command: (c, format_file(d)))
         for command in ("run", "run", "compare", "search")
-        for is_wild in (False, True)
+        for style in ("near", "wild", "fitting")
     ]
     damaged = make_damaged_texts(format_file(BASE)).map(lambda text: ("run", text))
     return st.one_of(*drawn, damaged)

@@ -44,18 +44,26 @@ WRONG = st.sampled_from([True, "word", [], {}, [1], {"a": 1}, 0.5, -3])
 
 
 class Drawing:
-    """Strategies for values of the schema's types; with `is_wild`, extreme ones too."""
+    """Strategies for values of the schema's types.
 
-    def __init__(self, *, is_wild: bool):
-        self.is_wild = is_wild
-        self.integers = INTEGERS | st.sampled_from(LARGE) if is_wild else INTEGERS
-        self.numbers = NUMBERS | st.sampled_from(EXTREME) if is_wild else NUMBERS
-        self.words = WORDS | st.sampled_from(ODD) if is_wild else WORDS
+    A "near" drawing has some values that do not fit, a "wild" one extreme values too, and a
+    "fitting" one small values of the right type alone, so that most of its files are run.
+    """
+
+    def __init__(self, style: str):
+        self.style = style
+        self.integers, self.numbers, self.words = INTEGERS, NUMBERS, WORDS
+        if style == "wild":
+            self.integers |= st.sampled_from(LARGE)
+            self.numbers |= st.sampled_from(EXTREME)
+            self.words |= st.sampled_from(ODD)
+        elif style == "fitting":
+            self.integers, self.numbers = st.integers(1, 3), st.sampled_from([0.25, 0.5, 1.0, 2.0])
 
     def make_values(self, kind):
         """Return a strategy for a type of the schema: mostly values that fit, some that do not."""
         fitting = self.make_fitting(kind)
-        return st.one_of(fitting, fitting, fitting, WRONG)
+        return fitting if self.style == "fitting" else st.one_of(fitting, fitting, fitting, WRONG)
 
     def make_fitting(self, kind):
         match kind:
@@ -66,7 +74,8 @@ class Drawing:
             case inspect.FloatType():
                 return self.numbers
             case inspect.LiteralType():
-                return st.sampled_from([*kind.values, "wrong"])
+                wrong = [] if self.style == "fitting" else ["wrong"]
+                return st.sampled_from([*kind.values, *wrong])
             case inspect.UnionType():
                 kinds = [part for part in kind.types if not isinstance(part, inspect.NoneType)]
                 return st.sampled_from(kinds).flatmap(self.make_values)
@@ -85,7 +94,7 @@ class Drawing:
         """Return a strategy for a table: a few of its keys, now and then a wrong one."""
         fields = {field.encode_name: field.type for field in kind.fields}
         required = [field.encode_name for field in kind.fields if field.required]
-        count = 4 if self.is_wild else 2
+        count = 2 if self.style == "near" else 4
         names = (
             st.lists(st.sampled_from(sorted(fields)), max_size=count, unique=True)
             if fields
@@ -97,7 +106,7 @@ class Drawing:
             table = {} if kind.tag is None else {kind.tag_field: kind.tag}
             for name in dict.fromkeys([*required, *draw(names)]):
                 table[name] = draw(self.make_values(fields[name]))
-            if draw(st.integers(0, 9)) == 0:
+            if self.style != "fitting" and draw(st.integers(0, 9)) == 0:
                 table[draw(st.sampled_from(["typo", "type", "lr"]))] = draw(WRONG)
             return table
 
@@ -105,9 +114,9 @@ class Drawing:
 
 
 @st.composite
-def make_documents(draw, command="run", *, is_wild=False):
+def make_documents(draw, command="run", style="near"):
     """Return a small file for a command, with one or two of its keys drawn anew."""
-    drawing = Drawing(is_wild=is_wild)
+    drawing = Drawing(style)
     document, kinds = copy.deepcopy(BASE), KEYS["search" if command == "search" else "run"]
     if command == "search":
         document["search"] = copy.deepcopy(SMALL_SEARCH)

@@ -54,6 +54,13 @@ def test_every_combination_is_a_run_and_shares_the_rest(spec: Path) -> None:
     assert {key for key in plain if plain[key] != narrow[key]} == {"method"}
 
 
+def test_an_axis_below_one_that_is_no_table_is_refused(tmp_path) -> None:
+    path = tmp_path / "below.toml"
+    path.write_text('[fleet]\nsize = 2\n[matrix]\nmethod = [true]\n"method.local.batch" = [1]\n')
+    with pytest.raises(ValueError, match="with method = True, .*: Expected a table at `method`"):
+        load_sweep(path)
+
+
 def test_warnings_are_returned_with_the_name_of_their_run(spec, tmp_path, capfd) -> None:
     too_slow = [
         "rounds=3",

@@ -83,10 +83,10 @@ def _make_run(
     path: Path, raw: dict[str, Any], combination: Iterable[tuple[str, str, Any]]
 ) -> SweepRun:
     axis_values = []
-    for key, name, value in combination:
-        raw = _set_value(raw, key.split("."), value)
-        axis_values.append((key, name))
     try:
+        for key, name, value in combination:
+            axis_values.append((key, name))
+            raw = _set_value(raw, key.split("."), value)
         return SweepRun(tuple(axis_values), decode_experiment(raw, path.parent))
     except ValueError as error:
         values = ", ".join(f"{key} = {name}" for key, name in axis_values)
@@ -96,7 +96,10 @@ def _make_run(
 def _set_value(raw: dict[str, Any], keys: list[str], value: Any) -> dict[str, Any]:
     first, *rest = keys
     if rest:
-        return raw | {first: _set_value(raw.get(first, {}), rest, value)}
+        table = raw.get(first, {})
+        if not isinstance(table, dict):
+            raise ValueError(f"Expected a table at `{first}`, got {table!r}")
+        return raw | {first: _set_value(table, rest, value)}
     if isinstance(value, dict) and isinstance(raw.get(first), dict):
         return raw | {first: raw[first] | value}  # keep the keys that all values share
     return raw | {first: value}
