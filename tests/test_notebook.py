@@ -77,6 +77,26 @@ def test_a_frame_has_a_row_per_round_or_task(run):
     assert tasks["macs"].sum() == pytest.approx(rounds["macs"].sum())
 
 
+def test_a_frame_has_the_numbers_that_duckdb_reads(run):
+    duckdb = pytest.importorskip("duckdb")
+    for kind in ("round", "task"):
+        query = "SELECT macs, up, down, seconds FROM read_json(?) WHERE type = ?"
+        with duckdb.connect() as connection:
+            columns = connection.execute(query, [f"{run}/events.jsonl", kind]).fetchnumpy()
+        frame = pl.frame(run, f"{kind}s")
+        assert {name: frame[name].tolist() for name in columns} == {
+            name: column.tolist() for name, column in columns.items()
+        }
+
+
+def test_a_frame_of_an_active_run_has_its_complete_records(run, tmp_path):
+    lines = Path(run, "events.jsonl").read_bytes().splitlines(keepends=True)
+    assert b'"type":"round"' in lines[-1]
+    (tmp_path / "events.jsonl").write_bytes(b"".join(lines)[:-40])
+    assert pl.frame(tmp_path)["round"].tolist() == [0]
+    assert len(pl.frame(tmp_path, "tasks")) == len(pl.frame(run, "tasks"))
+
+
 def test_figures_are_those_of_matplotlib(run):
     curve = pl.plot.curves(run, axis="rounds")
     (line,) = [line for line in curve.axes[0].lines if len(line.get_xdata())]

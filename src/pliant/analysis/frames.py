@@ -1,4 +1,8 @@
-"""The records of a run as a table of pandas."""
+"""The records of a run as a table of pandas.
+
+They are decoded as everywhere else: DuckDB refuses a file whose last line is not complete, as in a
+run that is active or was killed, and mixes the columns of tasks and rounds.
+"""
 
 from pathlib import Path
 from typing import Any, Literal
