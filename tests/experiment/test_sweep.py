@@ -57,7 +57,7 @@ def test_every_combination_is_a_run_and_shares_the_rest(spec: Path) -> None:
 def test_an_axis_below_one_that_is_no_table_is_refused(tmp_path) -> None:
     path = tmp_path / "below.toml"
     path.write_text('[fleet]\nsize = 2\n[matrix]\nmethod = [true]\n"method.local.batch" = [1]\n')
-    with pytest.raises(ValueError, match="with method = True, .*: Expected a table at `method`"):
+    with pytest.raises(ValueError, match=r"with method = True, .*: Expected a table at `method`"):
         load_sweep(path)
 
 
