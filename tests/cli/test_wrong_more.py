@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,12 @@ def test_a_wrong_command_line_is_refused_in_one_line(line, part, folder, monkeyp
     monkeypatch.chdir(folder)
     monkeypatch.delenv("PLIANT_DATA", raising=False)
     check_refusal(line, part, folder, capsys)
+
+
+def test_a_missing_library_is_named_before_anything_is_read(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    check_refusal("report done", "pip install 'pliant[report]'", folder, capsys)
 
 
 def test_there_are_a_hundred():

@@ -18,6 +18,7 @@ def report(*runs: Path, out: Path | None = None, target: float = 0.9) -> None:
         target: Accuracy for the columns that count rounds and seconds to the target.
     """
     from pliant.cli.progress import show_steps
+    from pliant.extras import require
     from pliant.report.build import write_report
 
     if not runs:
@@ -28,6 +29,7 @@ def report(*runs: Path, out: Path | None = None, target: float = 0.9) -> None:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if out is not None and not existing.is_dir():  # before the figures are drawn
         raise NotADirectoryError(f"{existing}: expected a folder for the report, found a file")
+    require("matplotlib", "report")
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     with show_steps() as show_step:
         page = write_report(runs, folder, target=target, command=command, on_progress=show_step)
