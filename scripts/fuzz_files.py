@@ -160,7 +160,9 @@ def main() -> int:
             folder.mkdir()
             code = run_file(command, text, folder)
             problem = find_problem(code, folder)
-        endings["over time" if code is None else f"exit code {code}"] += 1
+        endings["still training" if code is None else f"exit code {code}"] += 1
+        if sum(endings.values()) % 100 == 0:
+            sys.stderr.write(f"{sum(endings.values())} files\n")
         if problem:
             kind = re.sub(r"[\d.]+|'[^']*'|`[^`]*`", "_", problem)[:120]
             if kind not in problems:

@@ -97,6 +97,9 @@ def test_runs_are_grouped_by_comparison_and_seed(page, tmp_path):
     spread = 100 * stdev([0.0, 0.1, 0.2])
     assert f"{100 * LAST - 10:.2f} ± {spread:.2f} %" in get_texts(page, "#list .value")
     assert get_texts(page, "#list .seeds summary") == ["2 seeds", "3 seeds"]
+    labels = page.run("[...document.querySelectorAll('#chart > text')].map(t => t.textContent)")
+    assert [label for label in labels if label.isdecimal()] == ["1", "2", "3", "4"]
+    assert "1.5" not in labels  # there is no half round
     page.save_screenshot(tmp_path / "groups.png")
 
 

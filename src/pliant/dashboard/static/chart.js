@@ -51,10 +51,10 @@ export function percentWithSpread([mean, spread], count) {
   return count > 1 ? `${(100 * mean).toFixed(2)} ± ${(100 * spread).toFixed(2)} %` : percent(mean);
 }
 
-export function ticks(low, high, count) {
-  const minStep = (high - low) / Math.max(1, count) || 1;
+export function ticks(low, high, count, isWhole = false) {
+  const minStep = Math.max((high - low) / Math.max(1, count) || 1, isWhole ? 1 : 0);
   const power = 10 ** Math.floor(Math.log10(minStep));
-  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= minStep * 0.999);
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= minStep * 0.999 && !(isWhole && size % 1));
   const values = [];
   for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + step * 1e-6; value += step) values.push(value);
   return values;
@@ -79,7 +79,7 @@ function lateStart(series, line) {
 }
 
 // series: [{ label, slot, x: [], y: [], band: [], isThin, kind: "line" | "steps" | "equal" | "cloud" }]
-export function draw(svg, series, { xLabel, yLabel, xFormat, yFormat, tip, hasZoom = false }) {
+export function draw(svg, series, { xLabel, yLabel, xFormat, yFormat, tip, hasZoom = false, isWhole = false }) {
   const { width, height } = svg.getBoundingClientRect();
   if (!width) return;
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -94,7 +94,7 @@ export function draw(svg, series, { xLabel, yLabel, xFormat, yFormat, tip, hasZo
     svg.append(node("path", { d: `M${left} ${py(tick)}H${width - right}`, class: "grid" }));
     svg.append(node("text", { x: left - 6, y: py(tick) + 4, "text-anchor": "end" }, yFormat(tick)));
   }
-  for (const tick of ticks(x0, x1, width / 110)) {
+  for (const tick of ticks(x0, x1, width / 110, isWhole)) {
     svg.append(node("path", { d: `M${px(tick)} ${height - bottom}v4`, class: "axis" }));
     svg.append(node("text", { x: px(tick), y: height - bottom + 17, "text-anchor": "middle" }, xFormat(tick)));
   }

@@ -111,7 +111,7 @@ export function drawCurves() {
       `${short(c.macs[row])}MACs, ${short(c.bytes[row])}B${pixels(c.side[row])}`
     );
   };
-  draw($("chart"), series, { xLabel, yLabel, xFormat, yFormat, tip, hasZoom: $("zoom").checked });
+  draw($("chart"), series, { xLabel, yLabel, xFormat, yFormat, tip, hasZoom: $("zoom").checked, isWhole: x === "round" });
   const newest = series.map((line) => `${line.label}: ${format(line.y.at(-1) ?? null)}`).join("; ");
   $("chart-text").textContent = series.length
     ? `Line chart of ${yLabel} against ${xLabel}. Newest values: ${newest}.`
