@@ -1,7 +1,9 @@
-"""A process checks an architecture once, and again after anything that the check depends on."""
+"""A process compiles and checks an architecture once, and again if what it depends on changes."""
 
+import gc
 import random
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,10 +16,12 @@ from pliant.nn import check_key
 from pliant.nn import elastic as elastic_module
 from pliant.nn.check_key import CheckKey, make_check_key
 from pliant.nn.compiler.refusals import NotTraceable
+from pliant.nn.cut import split_network
 from pliant.nn.elastic import elastic
 from pliant.nn.models import densenet40, lenet, mobilenet_v2, resnet20, vgg11
+from pliant.params import get_params
 
-EXAMPLE = torch.zeros(1, 3, 8, 8)
+EXAMPLE, EXAMPLE_32 = torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 32, 32)
 FACTOR, STEPS = 2.0, {"count": 0}
 Middle = Callable[[Tensor], Tensor]
 
@@ -69,11 +73,66 @@ def test_the_same_architecture_is_checked_once(checks: list[str]) -> None:
     assert checks == ["Net", "Net"]
 
 
+def test_networks_of_the_same_architecture_share_a_program_but_no_weights() -> None:
+    nets = [Net(), Net()]
+    first, second = (elastic(net, EXAMPLE) for net in nets)
+    assert first.program is second.program
+    x = torch.rand(2, 3, 8, 8)
+    for net, flexible in zip(nets, (first, second), strict=True):
+        output = flexible.run(get_params(net), flexible.full, x)
+        torch.testing.assert_close(output, net(x))
+
+
+def test_a_shared_program_does_not_keep_its_network() -> None:
+    net = Net()
+    elastic(net, EXAMPLE)
+    assert check_key.PASSED
+    reference = weakref.ref(net)
+    del net
+    gc.collect()
+    assert reference() is None
+
+
+def test_constants_of_another_network_are_not_read() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.factor = nn.Conv2d(3, 4, 3), torch.full((), 2.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.stem(x).mean((2, 3)) * self.factor
+
+    first, second = Scaled(), Scaled()
+    elastic(first, EXAMPLE)
+    flexible = elastic(second, EXAMPLE)
+    first.factor.fill_(5.0)
+    x = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(flexible.run(get_params(second), flexible.full, x), second(x))
+
+
 @pytest.mark.parametrize("make", [densenet40, lenet, mobilenet_v2, resnet20, vgg11])
 def test_bundled_networks_have_a_key(make: Callable[[], nn.Module]) -> None:
     key = make_key(make())
     assert key is not None
     assert key == make_key(make())
+
+
+def test_parts_of_a_network_have_a_key_that_depends_on_the_cut() -> None:
+    parts = [split_network(lenet(), EXAMPLE_32, after) for after in ("stage1", "stage1", "stage2")]
+    keys = [make_key(part.device, EXAMPLE_32) for part in parts]
+    assert keys[0] is not None
+    assert keys[0] == keys[1] != keys[2]
+    assert make_key(parts[0].server) == make_key(parts[1].server) != make_key(parts[2].server)
+
+
+def test_a_graph_that_is_changed_has_another_key() -> None:
+    net = fx.symbolic_trace(Net())
+    before = make_key(net)
+    [middle] = net.graph.find_nodes(op="call_function", target=torch.relu)
+    middle.target = torch.sigmoid
+    net.recompile()
+    assert before is not None
+    assert make_key(net) != before
 
 
 class WrongIfLoud(nn.Module):

@@ -1,4 +1,4 @@
-"""Describe all that the check of an elastic network depends on, to check it once per process.
+"""Describe all that an elastic network depends on, to compile and check it once per process.
 
 The description follows attributes, the code of functions, and the closures and globals that they
 read. Whatever it does not understand (an open file, a random generator, a numpy function) makes it
@@ -25,12 +25,15 @@ from types import (
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_module
+
+from pliant.nn.compiler.compile import CompiledNetwork
 
 CheckKey = tuple[Hashable, ...]
 MAX_PASSED = 64
-PASSED: OrderedDict[CheckKey | None, None] = OrderedDict()  # latest last
+# with the compiled network, if others may share it; latest last
+PASSED: OrderedDict[CheckKey | None, CompiledNetwork | None] = OrderedDict()
 _ATOMS = {
     int, float, complex, bool, str, bytes, range, slice, NoneType, EllipsisType,
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
@@ -75,10 +78,10 @@ def has_passed(key: CheckKey | None) -> bool:
     return True
 
 
-def remember_pass(key: CheckKey | None) -> None:
+def remember_pass(key: CheckKey | None, compiled: CompiledNetwork | None) -> None:
     """Remember that the networks of this key pass, and forget the one not used for longest."""
     if key is not None:
-        PASSED[key] = None
+        PASSED[key] = compiled
         if len(PASSED) > MAX_PASSED:
             PASSED.popitem(last=False)
 
@@ -190,7 +193,12 @@ class _Walk:
             is_plain = base is object or issubclass(base, nn.Module)
             if _is_fixed_name(base.__module__) and not is_plain:
                 raise _NotUnderstood
-        self._add_all(object, kind, vars(value) if hasattr(value, "__dict__") else None)
+        attributes = vars(value) if hasattr(value, "__dict__") else None
+        if isinstance(value, fx.GraphModule):  # has a class of its own, and code made from a graph
+            attributes = {name: item for name, item in vars(value).items() if name != "_graph"}
+            self._add_all(object, *kind.__bases__, type(value).forward, attributes)
+        else:
+            self._add_all(object, kind, attributes)
 
     def _add_fixed(self, value: Any) -> None:
         owner = value if isinstance(value, ModuleType) else value.__self__

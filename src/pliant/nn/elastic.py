@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pliant.html_table import make_html_table
 from pliant.nn import slicing
 from pliant.nn import subnet as subnets
-from pliant.nn.check_key import has_passed, make_check_key, remember_pass
+from pliant.nn.check_key import PASSED, has_passed, make_check_key, remember_pass
 from pliant.nn.compiler import channels
 from pliant.nn.compiler.compile import (
     CompiledNetwork,
@@ -358,7 +358,7 @@ def elastic(
     With `coupled`, layers whose outputs are added or multiplied share one mask. With `hidden`,
     hidden linear layers of vectors become sites too. With `check`, one training pass each of the
     plain network, the elastic one and a subnet are compared, and a difference raises an error; a
-    process checks the same architecture once.
+    process compiles and checks the same architecture once.
 
     >>> import torch
     >>> import pliant as pl
@@ -371,14 +371,18 @@ def elastic(
     inputs = tuple(tensor.to(find_device(net)) for tensor in check_example(example))
     with TRACE_LOCK, preserve(net):
         switch_to_training(net)
-        key = make_check_key(net, inputs, coupled=coupled, hidden=hidden) if check else None
+        key = make_check_key(net, inputs, coupled=coupled, hidden=hidden)
         check = check and not has_passed(key)
+        blanks = tuple(make_blank(tensor, tensor.shape[1:]) for tensor in inputs)
+        if compiled := PASSED.get(key):
+            return Elastic(net, compiled, blanks)
         graph = trace(net, inputs, twice=check)
         compiled = compile_network(net, graph, coupled=coupled, hidden=hidden)
-        blanks = tuple(make_blank(tensor, tensor.shape[1:]) for tensor in inputs)
         elastic_net = Elastic(net, compiled, blanks)
         if check and check_elastic(elastic_net, graph, inputs):
-            remember_pass(key)
+            # a program reads constants from the tensors of its own network, which may change
+            has_constants = any("constant" in node.meta for node in graph.nodes)
+            remember_pass(key, None if has_constants else compiled)
     return elastic_net
 
 
