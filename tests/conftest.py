@@ -42,3 +42,4 @@ def pytest_collection_finish():
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 10)  # tests make many objects that are not garbage for long
