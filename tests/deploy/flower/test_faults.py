@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.waiting import LIMIT
 
-pytestmark = pytest.mark.waits
+# test_federation.py kills Flower's processes in the fast tests
+pytestmark = [pytest.mark.waits, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "deploy_faults.py"
 
