@@ -1,6 +1,7 @@
 """Settings for all tests: one thread per process, and the same examples on every run."""
 
 import gc
+import os
 import signal
 
 import pytest
@@ -36,10 +37,11 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Use one thread, and keep the garbage collector from searching all modules repeatedly."""
+    """Use one thread, search for garbage rarely, and do not wait for disks."""
     import torch  # here, as the process that distributes the tests needs no torch
 
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 10)  # tests make many objects that are not garbage for long
+    os.fsync = lambda handle: None  # no test cuts the power, and a killed process loses nothing
