@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,6 +92,17 @@ def test_without_matplotlib_the_demo_ends_without_a_report(monkeypatch, capsys, 
     monkeypatch.undo()
     command._write_report(Console(width=200), [tmp_path / "methods"], tmp_path / "report")
     assert f"open {tmp_path / 'report' / 'index.html'}" in capsys.readouterr().out
+
+
+def test_the_next_command_runs_the_file_of_the_tutorial(capsys, tmp_path):
+    command._print_next_steps(Console(width=200), tmp_path)
+    file = tmp_path / "first.toml"
+    assert f"pliant run {file}\n" in capsys.readouterr().out
+    tutorial = Path(__file__).parents[2] / "docs" / "tutorial.md"  # whose commands are run too
+    assert f"```toml\n{file.read_text()}```" in tutorial.read_text()
+    file.write_text("edited")
+    command._print_next_steps(Console(width=200), tmp_path)
+    assert file.read_text() == "edited"
 
 
 def test_every_method_has_the_same_devices_data_and_virtual_time(tmp_path):

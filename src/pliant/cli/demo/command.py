@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pliant.experiment.config import SearchRun
     from pliant.experiment.sweep import SweepRun
 
+FIRST_FILE = "first.toml"  # as in the tutorial
 SEARCH_TEXT = (
     "On 2,000 other digits: how many filters can each layer drop? Before every mini-batch, "
     "DISTREAL picks from the resulting table what the device can afford."
@@ -47,12 +48,7 @@ def _run_demo(console: Console, out: Path, seed: int) -> None:
     _show_kill(console, federated_runs, out)
     _show_split(console, out / "split", seed)
     _write_report(console, [out / "search", out / "methods", out / "split"], out / "report")
-    folder = shlex.quote(str(out))
-    _print(console, f"To browse these runs: pliant dash {folder}")
-    _print(
-        console,
-        "To run one yourself:  pliant run FILE.toml, as in experiments/ and docs/tutorial.md",
-    )
+    _print_next_steps(console, out)
     _print(console, f"Total {time.monotonic() - start:.0f} s.")
 
 
@@ -120,6 +116,15 @@ def _write_report(console: Console, folders: list[Path], report: Path) -> None:
         _print(console, f"No report: {error}")
     else:
         _print(console, f"To see all of it:     open {shlex.quote(str(page))} in a browser")
+
+
+def _print_next_steps(console: Console, out: Path) -> None:
+    """Print commands that work as they are; one of them runs a file that is written here."""
+    file = out / FIRST_FILE
+    if not file.exists():  # it may have been edited
+        file.write_bytes(Path(__file__).with_name(FIRST_FILE).read_bytes())
+    _print(console, f"To browse these runs: pliant dash {shlex.quote(str(out))}")
+    _print(console, f"To run one yourself:  pliant run {shlex.quote(str(file))}")
 
 
 def _print_part(console: Console, number: int, title: str, text: str) -> None:
