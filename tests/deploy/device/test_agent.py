@@ -189,6 +189,15 @@ def test_a_device_refuses_more_work_than_any_experiment_needs(section, key, valu
         localise_config(config, Limits())
 
 
+def test_data_that_exit_the_process_are_a_failure(tmp_path, caplog):
+    (tmp_path / "own.py").write_text("def images():\n    raise SystemExit(0)\n")
+    agent = DeviceAgent(0, tmp_path / "state", Limits(dataset=f"{tmp_path}/own.py:images"))
+    config = encode_for_devices(make_own_experiment())
+    raw = agent.handle_request(encode_message(TrainRequest("hello", config, 0)))
+    reply, _ = decode_message(raw, TrainReply)
+    assert (reply.kind, reply.reason) == ("failed", "SystemExit, see the log of the device")
+
+
 def test_a_failure_does_not_tell_the_server_where_the_data_are(tmp_path, caplog):
     private = tmp_path / "private"
     private.mkdir()

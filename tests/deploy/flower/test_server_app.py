@@ -9,7 +9,7 @@ from tests.deploy.in_process import make_experiment
 from tests.deploy.supervise.test_federation import find_free_port
 
 from pliant.deploy.server.rounds import NotEnoughDevices
-from pliant.deploy.settings import SETTINGS_FILE, ServerSettings
+from pliant.deploy.settings import FAILURE_FILE, SETTINGS_FILE, ServerSettings
 from pliant.deploy.supervise.federation import open_run
 from pliant.deploy.supervise.server import ServerSupervisor
 
@@ -30,3 +30,15 @@ def test_a_run_without_devices_ends_with_its_reason(tmp_path):
     server = ServerSupervisor("federated", tmp_path, settings, port=find_free_port())
     with pytest.raises(ChildProcessError, match=reason):
         server.services[-1].react(None)
+
+
+def test_an_error_in_a_users_file_is_the_reason(tmp_path):
+    from pliant.deploy.flower import server_app
+
+    (tmp_path / "own.py").write_text("raise SystemExit(0)\n")
+    folder = tmp_path / "run"
+    open_run(folder, make_experiment(network={"name": f"{tmp_path}/own.py:net"}))
+    (folder / SETTINGS_FILE).write_bytes(msgspec.json.encode(ServerSettings()))
+    with pytest.raises(SystemExit):
+        server_app.main(None, SimpleNamespace(run_config={"folder": str(folder)}))
+    assert (folder / FAILURE_FILE).read_text() == f"{tmp_path}/own.py:1: SystemExit: 0"
