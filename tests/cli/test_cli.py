@@ -175,6 +175,14 @@ def test_no_option_rounds_a_number_to_an_integer():
                 assert "parse_integer" in repr(kind), f"{function.__module__}: {name}"
 
 
+@pytest.mark.parametrize("line", ["{}", "run {}", "inspect {}", "report {}", "run a --{}"])
+def test_a_long_name_is_cut_off(line, capsys):
+    assert cli.main(line.format("x" * 999).split()) == cli.WRONG_INPUT
+    line = capsys.readouterr().err
+    assert "xxx...xxx" in line
+    assert len(line) < 500
+
+
 def test_the_version_is_printed():
     process = run_pliant("--version")
     assert (process.returncode, process.stderr) == (0, "")

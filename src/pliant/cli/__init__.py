@@ -89,6 +89,7 @@ def parse_integer(kind: Any, tokens: Sequence[Any]) -> int:
 INTEGER = Parameter(converter=parse_integer)  # of every option that is an integer
 
 
+_LONG_WORD = re.compile(r"([^\s/]{60})[^\s/]{60,}([^\s/]{20})")  # of a wrong name, say
 _ALLOCATION = re.compile(r"tried to allocate (\d+) bytes")  # torch says no more than that
 
 
@@ -139,6 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             traceback.print_exc()
         code, line = describe_error(error)
+        line = _LONG_WORD.sub(r"\1...\2", line)
         sys.stderr.write(f"pliant: {line}\n")
         return code
 
