@@ -198,7 +198,7 @@ WRONG = [
     ("run good.toml workers.count=0", "expected a key `workers.type`, found none"),
     ("run good.toml seconds=0", "Expected `float` > 0.0 at `seconds`, got 0"),
     ("run good.toml seconds=-3", "Expected `float` > 0.0 at `seconds`, got -3"),
-    ("run good.toml matrix.seed=[1]", "unknown key `matrix`"),
+    ("run good.toml matrix.seed=[1]", "got a [matrix] of them: use `pliant compare good.toml`"),
     ("run good.toml unknown.deep.key=1", "unknown key `unknown`"),
     ("run good.toml rounds=1 rounds", "Expected key=value, got 'rounds'"),
     ("run --resume good.toml", "good.toml/config.json: expected folders along this path, found a"),

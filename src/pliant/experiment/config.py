@@ -166,6 +166,10 @@ class SearchRun(Value, frozen=True):
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     raw = read_toml(path, overrides)
+    if "matrix" in raw:
+        raise ValueError(
+            f"{path}: expected one run, got a [matrix] of them: use `pliant compare {path}`"
+        )
     try:
         return decode_experiment(raw, path.parent)
     except ValueError as error:
