@@ -10,7 +10,7 @@ from pliant.table_search.nsga2 import Nsga2, RandomSearch, UniformRates
 from pliant.table_search.short_training import ShortTrainingSettings
 from pliant.table_search.step_time import StepTimeModel
 from pliant.table_search.surrogate_search import SurrogateSearch
-from pliant.value import Count, Fraction, Natural, Value
+from pliant.value import Count, Fraction, Value
 
 AnySearch = SurrogateSearch | Nsga2 | RandomSearch | UniformRates
 
@@ -30,7 +30,8 @@ class SearchSettings(Value, frozen=True):
     corner_seeds: Count = 10  # at which the two corners are measured
     fresh_seeds: Count = 5  # at which the front is measured again
     rows: Annotated[int, Meta(ge=2)] = 64  # per stage
-    equal_rates: Natural = 9  # vectors with the same rate at all sites, to compare with
+    # vectors with the same rate at all sites, to compare with
+    equal_rates: Annotated[int, Meta(ge=0, le=1000)] = 9
     sides: tuple[Count, ...] = ()  # of the images, in pixels, besides the full one
     batch_shares: tuple[Share, ...] = ()  # of the samples of a mini-batch, besides all
     stages: tuple[Fraction, ...] = (1.0,)  # of the snapshot's training: a table for each
