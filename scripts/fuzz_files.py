@@ -93,7 +93,10 @@ def run_file(command: str, text: str, folder: Path, modules: Path | None = None)
 
 def has_records(folder: Path) -> bool:
     """Return whether a run in this folder has written a record."""
-    return any(path.stat().st_size for path in folder.glob("runs/**/*.jsonl"))
+    try:
+        return any(path.stat().st_size for path in folder.glob("runs/**/*.jsonl"))
+    except FileNotFoundError:  # the child has just removed it
+        return False
 
 
 def import_everything() -> None:
