@@ -23,8 +23,9 @@ from pliant.methods.base import (
     train_locally,
 )
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
-from pliant.nn.elastic import Elastic, cache_on_net
+from pliant.nn.elastic import Elastic
 from pliant.nn.frozen_cost import count_training_macs
+from pliant.nn.net_cache import cache_on_net
 from pliant.nn.trainer import SubnetTrainer
 from pliant.value import Positive, Value
 

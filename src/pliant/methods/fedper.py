@@ -12,7 +12,8 @@ import torch
 from pliant.methods.aggregation import Updates, Weighting
 from pliant.methods.base import LocalTraining, ServerState, Step, Task, Update, train_locally
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
-from pliant.nn.elastic import Elastic, cache_on_net
+from pliant.nn.elastic import Elastic
+from pliant.nn.net_cache import cache_on_net
 from pliant.nn.optimisers import Optimiser
 from pliant.params import Params
 from pliant.value import Value

@@ -13,8 +13,9 @@ from msgspec import Meta
 
 from pliant.devices.vector_rng import IntArray
 from pliant.methods.base import TaskKey
-from pliant.nn.elastic import Elastic, cache_on_net
+from pliant.nn.elastic import Elastic
 from pliant.nn.filter_counts import count_prefix_filters
+from pliant.nn.net_cache import cache_on_net
 from pliant.nn.pareto_table import ParetoTable, count_step_macs
 from pliant.nn.subnet import FilterOrders, Subnet
 from pliant.rng import rng_stream

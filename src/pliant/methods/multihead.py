@@ -14,8 +14,9 @@ from pliant.methods.base import LocalTraining, ServerState, Step, Task, TaskKey,
 from pliant.methods.fedper import PersonalLayers, check_layers, list_personal, train_personal
 from pliant.methods.filter_orders import Width, make_count_table, select_prefix
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
-from pliant.nn.elastic import Elastic, cache_on_net
+from pliant.nn.elastic import Elastic
 from pliant.nn.filter_counts import count_prefix_filters
+from pliant.nn.net_cache import cache_on_net
 from pliant.nn.pareto_table import ParetoTable
 from pliant.nn.subnet import Subnet
 from pliant.params import Params

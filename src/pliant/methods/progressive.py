@@ -31,8 +31,9 @@ from pliant.methods.base import LocalTraining, TaskKey, TaskKeys, Update
 from pliant.methods.filter_orders import Width, select_prefix
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd
 from pliant.methods.table_methods import merge_updates
-from pliant.nn.elastic import Elastic, cache_on_net
+from pliant.nn.elastic import Elastic
 from pliant.nn.filter_counts import count_prefix_filters
+from pliant.nn.net_cache import cache_on_net
 from pliant.nn.pareto_table import ParetoTable, Share, count_step_macs
 from pliant.nn.subnet import Subnet
 from pliant.params import Params

@@ -4,10 +4,9 @@ Rapp et al., "DISTREAL: Distributed Resource-Aware Learning in Heterogeneous Sys
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,10 +42,7 @@ from pliant.params import Params, find_device
 
 Rates = float | Sequence[float] | NDArray[np.float64]
 Tensors = Mapping[str, Tensor]
-MAX_CACHED_RESULTS = 256  # per network and function
 MAX_CACHED_SIZES = 8  # per network
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Elastic:
@@ -384,21 +380,3 @@ def elastic(
             has_constants = any("constant" in node.meta for node in graph.nodes)
             remember_pass(key, None if has_constants else compiled)
     return elastic_net
-
-
-def cache_on_net(
-    function: Callable[Concatenate[Elastic, P], T],
-) -> Callable[Concatenate[Elastic, P], T]:
-    """Cache a function's results on the network that it is called with, not beyond its life."""
-
-    @wraps(function)
-    def cached(net: Elastic, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        results, key = net.caches[function], (args, *kwargs.items())
-        result: T | None = results.get(key)
-        if result is None:
-            if len(results) >= MAX_CACHED_RESULTS:
-                results.clear()
-            result = results[key] = function(net, *args, **kwargs)
-        return result
-
-    return cached

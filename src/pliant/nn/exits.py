@@ -7,7 +7,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from pliant.nn.elastic import Elastic, cache_on_net, elastic
+from pliant.nn.elastic import Elastic, elastic
+from pliant.nn.net_cache import cache_on_net
 
 
 class ExitNetwork(nn.Module):

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.nn.compiler.channels import ChannelSpans, SiteFilter
-from pliant.nn.elastic import Elastic, cache_on_net
+from pliant.nn.elastic import Elastic
+from pliant.nn.net_cache import cache_on_net
 from pliant.nn.subnet import Sampling, find_rounding_levels, round_up
 from pliant.params import get_params
 from pliant.rng import Address, sample_stream_uniforms

@@ -8,7 +8,8 @@ import numpy as np
 from msgspec import Meta
 
 from pliant.html_table import make_html_table
-from pliant.nn.elastic import Elastic, Rates, cache_on_net
+from pliant.nn.elastic import Elastic, Rates
+from pliant.nn.net_cache import cache_on_net
 from pliant.nn.subnet import Sampling, Subnet
 from pliant.value import Count, Fraction, NonNegative, Value
 
