@@ -100,9 +100,9 @@ def test_a_device_with_another_part_than_the_servers_is_refused(
             path.unlink()
     server_run = make_server_run(experiment)
 
-    def read_clock():  # patience ends when device 2 is refused and the others are ready
-        is_ready = all(server_run.channels[number].is_ready for number in (0, 1))
-        return 1e9 if is_ready and server_run.clients[2].problem else 0.0
+    def read_clock():  # patience ends when device 2 is refused and the others have joined
+        have_joined = all(server_run.channels[number].is_in_round for number in (0, 1))
+        return 1e9 if have_joined and server_run.clients[2].problem else 0.0
 
     clock = SimpleNamespace(monotonic=read_clock, sleep=time.sleep)
     monkeypatch.setattr("pliant.deploy.grpc.server_main.time", clock)
