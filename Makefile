@@ -15,9 +15,9 @@ export OMP_NUM_THREADS := 1
 # Bytecode is kept whatever the environment says: the tests start many processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-# More processes than the two cores that this was tuned for: the longest tests mostly wait. A file's
-# tests share their fixtures, so they stay together.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -rs -m "not slow" \
+# One process more than the two cores that this was tuned for: the longest tests mostly wait. A
+# file's tests share their fixtures, so they stay together.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -rs -m "not slow" \
 	-p no:anyio -p no:benchmark  # which no test uses
 
 .PHONY: help demo test alltests coverage check docs lock clean
