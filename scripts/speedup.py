@@ -2,12 +2,12 @@
 
     python scripts/speedup.py experiments/progressive/cifar10.toml --out runs/cifar10
 
-Reads the runs of a comparison with the axes `method` and `seed`. A curve is the mean of five
-evaluations in a row, of their times and of their accuracies, at the size that was trained last. The
-best rival has the highest mean at the end, over all seeds. Its value at the end, and at a third of
-the time, are the targets, for each seed apart. Prints the mean accuracy of every method at both
-times, and for each seed how many times fewer seconds `--method` needs; writes all curves to
-`curves.csv` in the folder of the runs.
+Reads the runs of a comparison with the axes `method` and `seed`. A curve is the mean of
+`--window` evaluations in a row, of their times and of their accuracies, at the size that was
+trained last. The best rival has the highest mean at the end, over all seeds. Its value at the end,
+and at a third of the time, are the targets, for each seed apart. Prints the mean accuracy of every
+method at both times, and for each seed how many times fewer seconds `--method` needs; writes all
+curves to `curves.csv` in the folder of the runs.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from pliant.analysis.records import read_rounds
 from pliant.experiment.sweep import is_finished, load_sweep
 
-WINDOW = 5  # evaluations
 Floats = NDArray[np.float64]
 
 
@@ -59,6 +58,7 @@ def main() -> None:
     parser.add_argument("spec", type=Path)
     parser.add_argument("--out", type=Path, help="folder of the runs; by default runs/NAME")
     parser.add_argument("--method", default="progressive")
+    parser.add_argument("--window", type=int, default=5, help="evaluations in a mean")
     parser.add_argument("--full-size", action="store_true", help="count accuracy at full size only")
     args = parser.parse_args()
     folder = args.out or Path("runs") / args.spec.stem
@@ -75,7 +75,7 @@ def main() -> None:
             writer.writerows([axes["method"], axes["seed"], *row] for row in rows)
             column = 2 if args.full_size else 3
             points = np.array([[row[1], row[column]] for row in rows])
-            curves.setdefault(axes["method"], {})[axes["seed"]] = smooth(points)
+            curves.setdefault(axes["method"], {})[axes["seed"]] = smooth(points, args.window)
     print_comparison(curves, args.method)
 
 
@@ -83,14 +83,15 @@ def read_evaluations(folder: Path) -> list[tuple[int, float, float, float]]:
     """Return round, seconds, accuracy at full size and at the size trained."""
     rows = []
     for record in read_rounds(folder):
-        if record.score is not None and record.score.accuracy is not None:
-            trained = (record.trained_score or record.score).accuracy or 0.0
-            rows.append((record.round + 1, record.seconds, record.score.accuracy, trained))
+        if record.accuracy is not None:  # devices with tests of their own use the size trained
+            trained = record.trained_score.accuracy if record.trained_score else None
+            accuracies = record.accuracy, trained or record.accuracy
+            rows.append((record.round + 1, record.seconds, *accuracies))
     return rows
 
 
-def smooth(points: Floats) -> Curve:
-    windows = np.lib.stride_tricks.sliding_window_view(points, WINDOW, axis=0).mean(axis=-1)
+def smooth(points: Floats, window: int) -> Curve:
+    windows = np.lib.stride_tricks.sliding_window_view(points, window, axis=0).mean(axis=-1)
     return Curve(windows[:, 0], windows[:, 1])
 
 
