@@ -27,3 +27,9 @@ def test_the_command_line_responds_without_torch(arguments):
     packages = list_imports("-m", "pliant", *arguments)
     assert "cyclopts" in packages
     assert not packages & HEAVY
+
+
+def test_the_dashboard_needs_no_torch():
+    packages = list_imports("-c", "import pliant.dashboard.server")
+    assert "starlette" in packages
+    assert "torch" not in packages

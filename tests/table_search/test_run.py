@@ -16,8 +16,9 @@ from tests.table_search import search_once
 import pliant
 from pliant.nn.sites import ElasticOptions
 from pliant.nn.table_file import load_table, read_provenance
+from pliant.storage.run_dir import TABLE_FILE
 from pliant.table_search import StepTimeModel, SurrogateSearch, UniformRates
-from pliant.table_search.run import TABLE_FILE, iter_search, open_search, search
+from pliant.table_search.run import iter_search, open_search, search
 from pliant.table_search.short_training import Trial, TrialOutcome
 from pliant.table_search.snapshot import SNAPSHOT_FILE
 from pliant.table_search.trial_log import TRIALS_FILE, TrialLog, read_trials

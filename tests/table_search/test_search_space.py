@@ -22,9 +22,10 @@ from pliant.nn.pareto_table import count_step_macs
 from pliant.nn.table_file import load_table, read_provenance
 from pliant.params import digest, get_params
 from pliant.rng import derive_seed
+from pliant.storage.run_dir import TABLE_FILE
 from pliant.table_search import Nsga2, RandomSearch, SearchSettings, StepTimeModel, SurrogateSearch
 from pliant.table_search.ask_tell import SearchProblem
-from pliant.table_search.run import TABLE_FILE, open_search
+from pliant.table_search.run import open_search
 from pliant.table_search.search_space import SearchSpace, list_levels, make_search_space
 from pliant.table_search.short_training import (
     Trial,

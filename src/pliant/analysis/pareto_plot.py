@@ -17,10 +17,10 @@ from pliant.analysis.style import (
     make_figure,
 )
 from pliant.nn.table_file import load_table, read_provenance
+from pliant.storage.run_dir import TABLE_FILE
 from pliant.table_search.pareto import find_pareto_front
 from pliant.value import encode
 
-TABLE_FILE = "table.safetensors"
 EQUAL_DASH = (0, (1.5, 2))
 MAX_TICKED_SITES = 60  # beyond that, matplotlib chooses the ticks
 

@@ -158,7 +158,7 @@ def _describe_stage(table: "ParetoTable") -> str:
 def _draw_plots(run: "SearchRun", folder: Path) -> None:
     """Draw the front and the vectors of every stage."""
     from pliant.analysis import pareto_plot
-    from pliant.table_search.run import TABLE_FILE
+    from pliant.storage.run_dir import TABLE_FILE
 
     tables = pareto_plot.load_table_file(folder / TABLE_FILE, folder.name, "")
     for stage, table in enumerate(tables):

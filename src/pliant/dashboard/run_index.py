@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from pliant.analysis.pareto_plot import TABLE_FILE
 from pliant.analysis.runs import IGNORED_KEYS
 from pliant.dashboard.run_view import RunView
 from pliant.dashboard.search_view import SearchView
@@ -79,7 +78,7 @@ class RunIndex:
         path, is_search = self._records_path(name), self._config_summaries[name].is_search
         try:
             stat = os.stat(path, follow_symlinks=False)
-            has_table = is_search and (path.parent / TABLE_FILE).is_file()
+            has_table = is_search and (path.parent / run_dir.TABLE_FILE).is_file()
             state = (stat.st_size, stat.st_mtime_ns, has_table)
         except OSError:
             state = (0, 0, False)

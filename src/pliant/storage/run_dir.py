@@ -23,6 +23,7 @@ TORCH_THREADS = 1  # in every process of a run, so that no result depends on the
 CONFIG_FILE = "config.json"
 INPUTS_FILE = "inputs.json"
 RECORD_FILES = ("events.jsonl", "trials.jsonl")  # of runs and of searches
+TABLE_FILE = "table.safetensors"  # of a finished search
 LIBRARIES = ("pliant", "torch", "numpy", "msgspec", "safetensors", "pymoo", "flwr", "ray")
 
 

@@ -24,6 +24,7 @@ from pliant.nn.table_file import save_table
 from pliant.params import Params, digest
 from pliant.rng import derive_seed
 from pliant.storage import atomic
+from pliant.storage.run_dir import TABLE_FILE
 from pliant.table_search.ask_tell import (
     SearchProblem,
     TrialLosses,
@@ -54,7 +55,6 @@ from pliant.table_search.trial_log import TRIALS_FILE, TrialLog, read_trials
 from pliant.value import Value, encode
 from pliant.workers.pool import AnyWorkers, InlineWorkers, Pool, open_pool
 
-TABLE_FILE = "table.safetensors"
 CHUNK_PER_WORKER = 8  # trainings per worker between two writes of the log
 
 InputFactory = Callable[[], tuple[nn.Module, ImageDataset]]
