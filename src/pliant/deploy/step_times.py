@@ -32,6 +32,7 @@ from pliant.table_search.step_time import StepTimeModel, count_step_work, fit_st
 RATES = (0.0, 0.25, 0.5, 0.7)
 STEPS = 5  # timed at each rate; the shortest counts, as cold caches only add time
 SECONDS_PER_RATE = 3.0  # stop timing a rate after this long
+MIN_STEP_SECONDS = 1e-6
 CURVE_POINTS = 12
 MIN_GROUP_SIZE = 4  # mini-batches per group; a group's median corrects the curve
 MAX_GROUPS = 4
@@ -183,7 +184,8 @@ def _time_step(run_step: Callable[[], object], clock: Callable[[], float]) -> fl
         best, total = min(best, elapsed), total + elapsed
         if total > SECONDS_PER_RATE:
             break
-    return best
+    # where CPU time is limited, its clock is too coarse for short steps
+    return best or max(total / STEPS, MIN_STEP_SECONDS)
 
 
 def measure_step_times(

@@ -1,12 +1,22 @@
+from itertools import count
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from pliant.deploy.device.pacing import RESERVE, MeasuredPacer
-from pliant.deploy.step_times import StepTimeCurve, parse_curve
+from pliant.deploy.step_times import (
+    StepTimeCurve,
+    build_curve,
+    measure_step_times,
+    parse_curve,
+)
 from pliant.devices import FULL_NETWORK, CostRows, PerBatch
 from pliant.engine.round_tasks import LocalWork
+from pliant.nn.elastic import elastic
 
 SHARES = tuple(np.linspace(0.1, 1.0, 19).tolist())
 # half of the filters: a quarter of the MACs, half of the time
@@ -224,3 +234,17 @@ def test_an_open_ended_task_adapts_to_the_slot_of_one_pass():
     macs = machine.run(pacer)
     assert macs == pytest.approx([0.25] * len(macs), abs=0.03)
     assert len(macs) >= 20
+
+
+@pytest.mark.parametrize("tick", [0.0, 0.01])
+def test_a_coarse_clock_gives_a_curve_too(tick):
+    """As the clock of CPU time is where that time is limited."""
+    readings = count()
+
+    def read_clock():
+        return tick * (next(readings) // 4)
+
+    net = elastic(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 4))
+    x, y = torch.zeros(2, 4), torch.tensor([0, 1])
+    curve = build_curve(net, measure_step_times(net, x, y, clock=read_clock))
+    assert parse_curve(curve.points) is not None
