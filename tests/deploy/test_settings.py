@@ -6,6 +6,7 @@ import sys
 import msgspec
 import pytest
 
+from pliant import user_errors
 from pliant.deploy.settings import EXIT_REPORTED, run_process
 from pliant.experiment.user_code import load_function
 
@@ -45,7 +46,9 @@ def test_the_last_line_names_the_users_file_and_line(error, end, tmp_path, capsy
     assert capsys.readouterr().err == f"{tmp_path}/own.py:2: {error}\n"
 
 
-def test_only_expected_errors_of_our_own_are_reported(end, capsys):
+def test_only_expected_errors_of_our_own_are_reported(end, capsys, monkeypatch):
+    monkeypatch.setattr(user_errors, "_user_folders", set())  # other tests load code of this folder
+
     def fail(setup):
         raise ValueError("expected")
 

@@ -26,13 +26,20 @@ from pliant.engine.run_store import read_records
 
 
 def end_patience_after(monkeypatch, server_run, devices):
-    """End the server's patience as soon as these devices are ready, and not before."""
+    """End the server's patience once it has counted these devices, and not before.
 
-    def monotonic():
+    The time passes while the server sleeps, so it counts the devices before it reads the clock.
+    """
+    now = [0.0]
+
+    def sleep(seconds):
         channels = [server_run.channels[device] for device in devices]
-        return 1e9 if all(channel.is_ready for channel in channels) else 0.0
+        if all(channel.is_ready for channel in channels):
+            now[0] = 1e9
+        time.sleep(seconds)
 
-    monkeypatch.setattr(server_main, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(server_main, "time", clock)
 
 
 def test_a_restarted_server_does_not_wait_for_devices_that_had_left(tmp_path, monkeypatch):
