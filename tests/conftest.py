@@ -20,6 +20,8 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
+COMPUTING_PER_WAITING = 8  # files: with three processes, about one of them waits
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
@@ -32,8 +34,19 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """Start what mostly waits first, so that it waits beside tests that compute."""
-    items.sort(key=lambda item: item.get_closest_marker("waits") is None)
+    """Put files that mostly wait, early, between files that compute, so that no core is idle."""
+    files = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting, computing = [], []
+    for tests in files.values():
+        waits = any(test.get_closest_marker("waits") for test in tests)
+        (waiting if waits else computing).append(tests)
+    order = []
+    for start in range(0, len(computing), COMPUTING_PER_WAITING):
+        order += waiting[:1] + computing[start : start + COMPUTING_PER_WAITING]
+        del waiting[:1]
+    items[:] = [test for tests in order + waiting for test in tests]
 
 
 def pytest_collection_finish():

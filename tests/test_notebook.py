@@ -9,6 +9,8 @@ import torch
 
 import pliant as pl
 
+pytestmark = pytest.mark.waits
+
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "tour.ipynb"
 
 

@@ -13,6 +13,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"# ([\w.]+\.(?:toml|py))\n")
 
+pytestmark = pytest.mark.waits
+
 
 def list_blocks(page):
     """Return the fenced blocks of a page that have a language."""

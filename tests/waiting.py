@@ -12,7 +12,7 @@ def wait_until(condition, description):
     end = time.monotonic() + LIMIT
     while not (value := condition()):
         assert time.monotonic() < end, f"waited {LIMIT:g} s for {description}"
-        time.sleep(0.02)
+        time.sleep(0.05)
     return value
 
 

@@ -27,6 +27,7 @@ def test_the_exit_code_says_whether_all_limits_are_met(value, code, monkeypatch,
     assert [line["is_met"] for line in lines] == [not code, True]
 
 
+@pytest.mark.slow
 def test_empty_rounds_and_timetables_are_measured():
     results = [
         *engine.measure_empty_rounds(seconds=0.1),

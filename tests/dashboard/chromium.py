@@ -16,7 +16,13 @@ from pathlib import Path
 from tests.waiting import LIMIT, wait_until
 from websockets.sync.client import connect
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+NAMES = (
+    "chromium-headless-shell",  # which has no windows to draw
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+)
 INSTALL = "apt-get -qq -o DPkg::Lock::Timeout=300"
 
 

@@ -17,7 +17,8 @@ from pliant.experiment.model_file import (
 )
 
 # the ONNX programs of these take long; convolutions, norms and attention are in the others
-SLOW_ONNX = ("resnet20", "mobilenet_v2", "lenet_small", "digits_cnn")
+SLOW_PT2 = ("mobilenet_v2",)
+SLOW_ONNX = ("digits_cnn", "lenet_small", "mobilenet_v2", "resnet20", "vit_small")
 BYTES = torch.Generator().manual_seed(1)
 # name, options and the samples of the data set
 NETWORKS = {
@@ -28,6 +29,13 @@ NETWORKS = {
     "vit_small": ({}, (3, 32, 32)),
     "lenet_small": ({}, (3, 32, 32)),
 }
+
+
+def mark_slow(names):
+    """Return all networks, those with these names as slow."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow) if name in names else name for name in NETWORKS
+    ]
 
 
 def make_images(shape, count=3):
@@ -56,7 +64,7 @@ def write(path, net, options, images, name):
     return info
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", mark_slow(SLOW_PT2))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch|copyreg")  # of torch's own modules
 def test_a_torch_program_scores_bytes_like_the_network(name, tmp_path):
     net, options, images, expected = build(name)
@@ -68,10 +76,7 @@ def test_a_torch_program_scores_bytes_like_the_network(name, tmp_path):
     assert read_model_info(tmp_path / "model.pt2") == msgspec.structs.replace(info, program="pt2")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n in SLOW_ONNX else n for n in NETWORKS],
-)
+@pytest.mark.parametrize("name", mark_slow(SLOW_ONNX))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a user sees none of them
 def test_an_onnx_program_scores_bytes_like_the_network(name, tmp_path):
     pytest.importorskip("onnxscript")

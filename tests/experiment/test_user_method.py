@@ -21,6 +21,8 @@ from pliant.engine.ledger import RoundRecord
 from pliant.engine.run_store import read_records
 from pliant.experiment.config import load_experiment
 
+pytestmark = pytest.mark.waits
+
 
 @pytest.fixture
 def spec(tmp_path):

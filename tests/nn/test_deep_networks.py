@@ -4,6 +4,7 @@ import sys
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 from tests.nn.compare_masked import assert_compact_equals_masked
 from torch import Tensor, nn
@@ -69,6 +70,7 @@ def test_a_chain_of_many_layers_is_computed_as_in_the_network() -> None:
     assert int(counter.get_total_flops()) == 2 * len(x) * net.macs(0.0)
 
 
+@pytest.mark.slow
 def test_a_network_as_deep_as_resnet152_equals_its_masked_version() -> None:
     torch.manual_seed(0)
     x = torch.rand(2, 3, 8, 8, dtype=torch.float64)

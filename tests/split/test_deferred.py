@@ -10,6 +10,8 @@ from pliant.split import AdaSplit, AuxSplit, OneShotSplit, deferred
 from pliant.split.client import LocalClient
 from pliant.workers.pool import ProcessWorkers
 
+pytestmark = pytest.mark.waits
+
 ADASPLIT = AdaSplit(local=LOCAL, kappa=0.5)
 FLEET = Fleet(size=3, speed=ChangingTrace(low=0.3), classes=(DeviceClass(up=1e6),))
 METHODS = {

@@ -87,7 +87,7 @@ def find_private_keys(folder):
 
 
 @pytest.mark.waits
-@pytest.mark.parametrize("kind", ["federated", "split"])
+@pytest.mark.parametrize("kind", [pytest.param("federated", marks=pytest.mark.slow), "split"])
 def test_attacks_fail_and_a_device_is_approved_rotated_and_revoked_live(kind, tmp_path, capsys):
     """One server for both, as it takes seconds to start."""
     with run_server(kind, tmp_path) as (server, port):

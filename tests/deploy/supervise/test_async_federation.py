@@ -64,8 +64,8 @@ def test_a_killed_device_comes_back_and_gets_work(tmp_path):
     assert {task.device for task in lost} <= {0}
 
 
-# Flower's processes take long to start; the requests and what is done with replies are the same
-@pytest.mark.parametrize("transport", ["grpc", pytest.param("flower", marks=pytest.mark.slow)])
+@pytest.mark.slow  # the same in one process: test_live_tasks.py; kills: test_grpc_federation.py
+@pytest.mark.parametrize("transport", ["grpc", "flower"])
 def test_a_rehearsal_with_kills_ends_with_the_simulated_weights(tmp_path, transport):
     experiment = make_async(buffer=1)
     kills = {0: lambda federation: federation.devices[1].pids["worker"], 1: get_server}

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.waiting import LIMIT
+
+pytestmark = pytest.mark.waits
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "load_devices.py"
 

@@ -89,12 +89,18 @@ def start(stack, folder, *arguments):
     return process
 
 
-def test_a_server_that_cannot_read_the_data_trains_the_simulated_network(files, monkeypatch):
+# Flower's processes take long to start, and test_federation.py runs them
+@pytest.mark.parametrize("transport", ["grpc", pytest.param("flower", marks=pytest.mark.slow)])
+def test_a_server_that_cannot_read_the_data_trains_the_simulated_network(
+    files, monkeypatch, transport
+):
     port, run = find_free_port(), files / "run"
     (simulated,) = simulate_in_process(load_experiment(files / "own.toml"))
     with ExitStack() as stack:
         monkeypatch.setenv("PYTHONPATH", str(files / "hook"))
         options = (
+            "--transport",
+            transport,
             "--keys",
             files / "keys",
             "--port",
