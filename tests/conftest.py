@@ -20,7 +20,7 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
-COMPUTING_PER_WAITING = 8  # files: with three processes, about one of them waits
+COMPUTING_PER_WAITING = 10  # files: with three processes, about one of them waits
 
 
 @pytest.hookimpl(wrapper=True)

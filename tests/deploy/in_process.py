@@ -77,6 +77,7 @@ def make_experiment(method="fedavg", *, fleet=None, **fields):
         "method": {"type": method, "local": {"batch": 16}} if isinstance(method, str) else method,
         "fleet": {"size": 3, "round_seconds": 60.0} | (fleet or {}),
         "data": {"proxy": 7800},
+        "network": {"options": {"hidden": 16}},
         "rounds": 2,
         "per_round": 3,
         "evaluation": {"every": 1000, "statistics": {"type": "running"}},

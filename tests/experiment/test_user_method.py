@@ -71,7 +71,7 @@ def test_it_is_compared_reported_and_listed(spec, tmp_path, capsys, digest):
     assert "Remembering" in {summary.method for summary in index.list_summaries()}
 
 
-def test_a_run_started_from_python_is_reported_too(tmp_path):
+def test_a_run_started_from_python_is_found_too(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         CODE
@@ -85,7 +85,6 @@ list(pl.simulate(Remembering(), net, data, pl.Fleet(size=3), rounds=1, folder="r
     config = json.loads((tmp_path / "runs" / "mine" / "config.json").read_text())
     assert (config["method"]["type"], config["rounds"]) == ("Remembering", 1)
     assert len(load_runs([tmp_path / "runs"])) == 1
-    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,9 @@ def run(method, folder, kinds):
     return list(read_records(folder))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", ["fedbuff", *(pytest.param(n, marks=pytest.mark.slow) for n in ("asofed", "fedasync"))]
+)
 def test_bad_updates_end_their_tasks_and_have_no_effect(name, tmp_path):
     method = METHODS[name]
     records = run(method, tmp_path / "bad", KINDS)

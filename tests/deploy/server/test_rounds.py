@@ -63,7 +63,9 @@ ROUNDED = {"type": "distreal", "choice": "rounded", "local": {"batch": 16}}
 def test_simulated_pacing_has_the_memory_limits_of_the_simulation(tmp_path, method, trains):
     # a step of the full network on 16 images needs 4 · (58106 · 2 + 10698 · 16) bytes
     classes = [{"memory": 0.7 * 4 * (58106 * 2 + 10698 * 16)}, {}]
-    experiment = make_experiment(method, fleet={"classes": classes}, rules={"grace": 0.0})
+    experiment = make_experiment(
+        method, fleet={"classes": classes}, rules={"grace": 0.0}, network={}
+    )
     is_limited = experiment.fleet.get_class_indices(np.arange(3)) == 0
     assert 0 < sum(is_limited) < 3
     transport = InProcessTransport(make_devices(experiment, tmp_path))

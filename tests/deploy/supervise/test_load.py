@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.waiting import LIMIT
 
-pytestmark = pytest.mark.waits
+pytestmark = [pytest.mark.waits, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "load_devices.py"
 
