@@ -40,7 +40,7 @@ from pliant.deploy.versions import Versions
 
 
 def as_one_message(raw):
-    """Send something as one message, in the place of chunks."""
+    """Send something as one message, instead of chunks."""
     return [raw]
 
 
