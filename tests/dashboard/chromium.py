@@ -62,14 +62,14 @@ def start_browser(folder: Path):
     ]  # fmt: skip
     with open(folder.parent / "chromium.log", "wb") as log:
         command = [find_browser(), *options, "about:blank"]
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
         port = wait_until(lambda: _read_port(folder), "the browser to start")
         address = "ws://127.0.0.1:{}{}".format(*port)
         with connect(address, max_size=None, proxy=None, ping_interval=None) as socket:
             yield Browser(socket)
     finally:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGTERM)  # a browser may be started by a script
         process.wait(LIMIT)
 
 
