@@ -325,6 +325,16 @@ def take_frames(channel, stream_id):
     return [b"".join(frame) for frame in iter(partial(next, channel.iter_frames(stream_id)), None)]
 
 
+def test_a_reply_after_the_end_of_the_run_is_closed():
+    channel = RoundChannel(0, b"hello", lambda: None, lambda: 0.0)
+    stream = channel.attach("process", lambda: None)
+    channel.send_request(b"request", 1.0)
+    reply = BytesIO(seal(Envelope(channel._request_id)) + b"reply")
+    channel.close()
+    channel.receive_frame(stream, reply)
+    assert reply.closed
+
+
 def test_a_channel_greets_each_process_once_and_forgets_what_is_given_up():
     now, wakings = [0.0], []
     channel = RoundChannel(0, b"hello", lambda: None, lambda: now[0])

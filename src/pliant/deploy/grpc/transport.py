@@ -171,7 +171,8 @@ class RoundChannel:
     def _receive(self, stream_id: int, envelope: Envelope, frame: IO[bytes]) -> bool:
         """Accept a reply; return whether its file is kept until it is taken."""
         with self._lock:
-            if stream_id != self._stream.stream_id or envelope.id not in self._pending:
+            is_expected = envelope.id in self._pending and not self._is_run_over
+            if stream_id != self._stream.stream_id or not is_expected:
                 return False  # a reply to a request that was given up
             del self._pending[envelope.id]
             reason, is_reply = envelope.reason[:MAX_REASON_CHARS], envelope.id != self._hello_id
