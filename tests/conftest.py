@@ -34,7 +34,7 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """Put files that mostly wait, early, between files that compute, so that no core is idle."""
+    """Spread files that mostly wait among files that compute, so that no core is idle."""
     files = {}
     for item in items:
         files.setdefault(item.path, []).append(item)

@@ -16,7 +16,7 @@ from pliant.experiment.model_file import (
     write_model,
 )
 
-# the ONNX programs of these take long; convolutions, norms and attention are in the others
+# programs that take long to write
 SLOW_PT2 = ("mobilenet_v2",)
 SLOW_ONNX = ("digits_cnn", "lenet_small", "mobilenet_v2", "resnet20", "vit_small")
 BYTES = torch.Generator().manual_seed(1)
