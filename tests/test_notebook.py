@@ -9,11 +9,10 @@ import torch
 
 import pliant as pl
 
-pytestmark = pytest.mark.waits
-
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "tour.ipynb"
 
 
+@pytest.mark.slow  # test_tutorial.py and test_examples.py run the same calls
 @pytest.mark.filterwarnings("ignore")  # of the kernel's libraries
 def test_the_notebook_runs_and_shows_tables_figures_and_progress(tmp_path):
     notebook = nbformat.read(NOTEBOOK, as_version=4)
