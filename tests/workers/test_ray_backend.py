@@ -104,7 +104,6 @@ def test_two_nodes_give_the_bits_of_inline_with_and_without_a_kill(cluster, tmp_
 
 
 @pytest.mark.slow  # Ray retries for 20 s
-@pytest.mark.slow
 def test_a_wrong_token_is_refused(cluster, tmp_path):
     address, environment = cluster
     process = run_driver(address, environment | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}, tmp_path)
