@@ -103,7 +103,7 @@ SHAPES = {
     "digits": (1, 28, 10), "mnist": (1, 28, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100),
     "mixed_cifar": (3, 32, 10), "mixed_noniid": (3, 32, 10), "halved.py:cifar10": (3, 16, 10),
     "validation.py:cifar10": (3, 32, 10), "validation.py:fashion": (1, 28, 10),
-    "validation.py:digits": (1, 28, 10),
+    "validation.py:digits": (1, 28, 10), "fashion_mnist": (1, 28, 10),
 }  # fmt: skip
 SEQUENCES = {
     "08_text_and_signals.py:load_text": (torch.zeros(1, 24, dtype=torch.long), 4),
