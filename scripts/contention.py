@@ -7,9 +7,10 @@ on one core, the others on the other. In each round, another program takes half 
 from 30 % to 90 % of the round's time. The full network needs 85 % of that time when undisturbed:
 the median of three rounds, measured again before every five trials per method, as the machine's
 speed varies. With DISTREAL the device must change its rates within two mini-batches and deliver
-before the deadline in 95 % of the trials; with FedAvg it must miss it. The rounds are those of
-`pliant server`; messages go through the devices' own sockets, as Flower's polling would blur the
-times. Writes records, `contention.json` and a plot.
+before the deadline in 95 % of the trials; with progressive training, which trains the full network
+here, it must make fewer steps and deliver; with FedAvg it must miss the deadline. The rounds are
+those of `pliant server`; messages go through the devices' own sockets, as Flower's polling would
+blur the times. Writes records, `contention.json` and a plot.
 """
 
 import argparse
@@ -38,8 +39,10 @@ SEED = 18  # gives device 0 1,623 of 2,500 samples
 FROM, TO = 0.3, 0.9  # when the other program runs, as shares of the round's time
 METHODS = {
     "distreal": {"type": "distreal", "choice": "blocks"},
+    "progressive": {"type": "progressive", "stages": [{}]},  # in its last stage
     "fedavg": {"type": "fedavg"},
 }
+COLOURS = ("#1f5f8b", "#3c7a3c", "#b3541e")
 
 
 def make_experiment(method: dict[str, Any], rounds: int, seconds: float) -> Experiment:
@@ -123,12 +126,12 @@ def summarise_trial(
 
 
 def plot_trials(path: Path, results: dict[str, Any]) -> None:
-    """Plot all trials of both methods: rows over time, and mini-batches done over time."""
+    """Plot all trials of all methods: rows over time, and mini-batches done over time."""
     from pliant.extras import require
 
     pyplot: Any = require("matplotlib.pyplot", "report")
     figure, (rows, done) = pyplot.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
-    for (name, result), colour in zip(results.items(), ("#1f5f8b", "#b3541e"), strict=True):
+    for (name, result), colour in zip(results.items(), COLOURS, strict=True):
         trials = result["trials"]
         delivered = sum(trial["delivered"] for trial in trials)
         for number, trial in enumerate(trials):
@@ -155,7 +158,7 @@ def plot_trials(path: Path, results: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Run both methods and print the trials; return 0 if the claim holds."""
+    """Run all methods and print the trials; return 0 if the claim holds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("contention"))
@@ -180,14 +183,17 @@ def main() -> int:
                 f"disturbed from {trial['disturbed'][0]:.2f} to {trial['disturbed'][1]:.2f}, "
                 f"rows {trial['rows'][0]} to {min(trial['rows'], default=0)}\n"
             )
-    delivered = [trial["delivered"] for trial in results["distreal"]["trials"]]
+    delivered = {
+        name: [trial["delivered"] for trial in result["trials"]] for name, result in results.items()
+    }
     soon = [trial["until_change"] in (0, 1, 2) for trial in results["distreal"]["trials"]]
-    missed = [not trial["delivered"] for trial in results["fedavg"]["trials"]]
-    sys.stdout.write(
-        f"distreal delivered {sum(delivered)} of {len(delivered)}, changed its rates within two "
-        f"mini-batches in {sum(soon)}; fedavg missed {sum(missed)} of {len(missed)}\n"
+    for name, trials in delivered.items():
+        sys.stdout.write(f"{name} delivered {sum(trials)} of {len(trials)}\n")
+    sys.stdout.write(f"distreal changed its rates within two mini-batches in {sum(soon)}\n")
+    holds = all(
+        sum(trials) <= 0.05 * len(trials) if name == "fedavg" else sum(trials) >= 0.95 * len(trials)
+        for name, trials in delivered.items()
     )
-    holds = sum(delivered) >= 0.95 * len(delivered) and sum(missed) >= 0.95 * len(missed)
     return 0 if holds else 1
 
 
