@@ -21,24 +21,28 @@ NAMES = {
 }
 
 
-def read_curves(path: Path) -> dict[str, dict[float, list[float]]]:
-    """Return the accuracies of all seeds by method and time."""
-    curves: dict[str, dict[float, list[float]]] = {}
+Curves = dict[str, dict[int, list[tuple[float, float]]]]  # seconds and accuracy of each seed
+
+
+def read_curves(path: Path) -> Curves:
+    """Return the times and accuracies of all seeds by method and round."""
+    curves: Curves = {}
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
-            times = curves.setdefault(row["method"], {})
-            times.setdefault(float(row["seconds"]), []).append(float(row["trained_accuracy"]))
+            point = float(row["seconds"]), float(row["trained_accuracy"])
+            rounds = curves.setdefault(row["method"], {})
+            rounds.setdefault(int(row["round"]), []).append(point)
     return curves
 
 
-def draw_race(curves: dict[str, dict[float, list[float]]], *, smoothing: int = 5) -> Any:
+def draw_race(curves: Curves, *, smoothing: int = 5) -> Any:
     """Draw one line per method, the mean over seeds and over some evaluations, with a band."""
     figure, axes = make_figure(4.2)
-    seeds = max(len(values) for times in curves.values() for values in times.values())
+    seeds = [len(points) for rounds in curves.values() for points in rounds.values()]
     order = sorted(curves, key=lambda method: list(NAMES).index(method))
     for index, method in enumerate(order):
-        times = np.array(sorted(curves[method]))
-        values = np.array([curves[method][time] for time in times])  # (evaluation, seed)
+        points = np.array([curves[method][number] for number in sorted(curves[method])])
+        times, values = points[:, :, 0].mean(axis=1), points[:, :, 1]  # (evaluation, seed)
         kernel = np.ones(smoothing) / smoothing
         smooth = np.array([np.convolve(line, kernel, mode="valid") for line in values.T])
         times, mean = times[smoothing - 1 :], smooth.mean(axis=0)
@@ -52,7 +56,8 @@ def draw_race(curves: dict[str, dict[float, list[float]]], *, smoothing: int = 5
     axes.set_ylabel("test accuracy")
     axes.yaxis.set_major_formatter(require("matplotlib.ticker", "report").PercentFormatter(1.0))
     axes.set_ylim(bottom=0.45)
-    count = "one seed" if seeds == 1 else f"mean and spread of {seeds} seeds"
+    numbers = f"{min(seeds)} to {max(seeds)}" if min(seeds) < max(seeds) else str(max(seeds))
+    count = "one seed" if max(seeds) == 1 else f"mean and spread of {numbers} seeds"
     title = f"CIFAR-10, speeds that change twice per round: {count}"
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
     axes.legend(loc="lower right", handlelength=4.0)
