@@ -5,10 +5,10 @@
 Devices 0 and 1 share one core; device 2 shares the other with a busy program, so that each has
 about half a core. All train the CNN for CIFAR-10 on a third of its images, in rounds of 20 seconds.
 Methods take turns in a shuffled order. A curve is the accuracy after each round over the seconds
-spent in rounds; the server's evaluations are not counted. The target is what partial work reaches
-in the end, in each repeat. Requests go through the devices' own sockets, as Flower's polling adds
-the same seconds to every method. Killed at any time, the same command resumes with the interrupted
-run.
+spent in rounds; the server's evaluations are not counted. The target is what the rival, by default
+partial work, reaches in the end, in each repeat. Requests go through the devices' own sockets, as
+Flower's polling adds the same seconds to every method. Killed at any time, the same command resumes
+with the interrupted run.
 """
 
 import argparse
@@ -32,11 +32,11 @@ from pliant.value import decode
 
 SECONDS = 20.0  # of a round
 CORES = [0, 0, 1]
-RIVAL = "partial-work"
 LOCAL = {"batch": 32, "optimiser": {"type": "sgd", "lr": 0.1, "clip": 5.0}}
 METHODS: dict[str, tuple[dict[str, Any], str]] = {  # and what happens at the end of a round
     "progressive": ({"type": "progressive", "local": {**LOCAL, "epochs": 8}}, "partial"),
-    RIVAL: ({"type": "fedprox", "mu": 0.0, "local": LOCAL}, "partial"),
+    "partial-work": ({"type": "fedprox", "mu": 0.0, "local": LOCAL}, "partial"),
+    "small": ({"type": "small", "local": {**LOCAL, "epochs": 8}}, "partial"),
     "distreal": ({"type": "distreal", "budget": "paced", "local": LOCAL}, "partial"),
     "fedavg": ({"type": "fedavg", "local": LOCAL}, "wait"),
 }
@@ -115,13 +115,13 @@ def find_time(curve: Curve, target: float) -> float:
     )
 
 
-def print_race(folder: Path, methods: list[str], repeats: int) -> None:
+def print_race(folder: Path, methods: list[str], rival_name: str, repeats: int) -> None:
     """Print, for each repeat, how many times fewer seconds each method needs than the rival."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["method", "mean ratio", *(f"repeat {r}" for r in range(repeats)), "accuracy"])
     for name in methods:
         curves = [read_curve(folder / f"{name}-{repeat}/run") for repeat in range(repeats)]
-        rivals = [read_curve(folder / f"{RIVAL}-{repeat}/run") for repeat in range(repeats)]
+        rivals = [read_curve(folder / f"{rival_name}-{repeat}/run") for repeat in range(repeats)]
         ratios = [
             find_time(rival, rival[-1, 1]) / find_time(curve, rival[-1, 1])
             for curve, rival in zip(curves, rivals, strict=True)
@@ -137,13 +137,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--rival", default="partial-work", choices=METHODS)
     parser.add_argument("--out", type=Path, default=Path("race"))
     options = parser.parse_args()
+    if options.rival not in options.methods:
+        parser.error(f"expected the rival among the methods, got {options.rival}")
     for repeat in range(options.repeats):
         for index in rng_stream(repeat, "race").permutation(len(options.methods)):
             name = options.methods[index]
             run_method(options.out / f"{name}-{repeat}", name, repeat, options.rounds)
-    print_race(options.out, options.methods, options.repeats)
+    print_race(options.out, options.methods, options.rival, options.repeats)
 
 
 if __name__ == "__main__":
