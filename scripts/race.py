@@ -3,7 +3,7 @@
     python scripts/race.py --repeats 5 --out race
 
 Devices 0 and 1 share one core; device 2 shares the other with a busy program, so that each has
-about half a core. All train the CNN for CIFAR-10 on a third of its images, in rounds of 20 seconds.
+about half a core. All train one network on a third of CIFAR-10 each, in rounds of 20 seconds.
 Methods take turns in a shuffled order. A curve is the accuracy after each round over the seconds
 spent in rounds; the server's evaluations are not counted. The target is what the rival, by default
 partial work, reaches in the end, in each repeat. Requests go through the devices' own sockets, as
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from deploy_faults import write_data
 from numpy.typing import NDArray
 
@@ -40,15 +41,21 @@ METHODS: dict[str, tuple[dict[str, Any], str]] = {  # and what happens at the en
     "distreal": ({"type": "distreal", "budget": "paced", "local": LOCAL}, "partial"),
     "fedavg": ({"type": "fedavg", "local": LOCAL}, "wait"),
 }
+NETWORKS: dict[str, dict[str, Any]] = {
+    "cifar_cnn": {"name": "cifar_cnn"},
+    "resnet20": {"name": "resnet20", "options": {"width": 8}},
+}
 Curve = NDArray[np.float64]  # rows of seconds and accuracy
 
 
-def make_experiment(name: str, seed: int, rounds: int, server_data: Path) -> Experiment:
+def make_experiment(
+    name: str, network: str, seed: int, rounds: int, server_data: Path
+) -> Experiment:
     method, late = METHODS[name]
     sources = {key: str((server_data / key).resolve()) for key in ("proxy", "holdout")}
     config = {
         "method": method,
-        "network": {"name": "cifar_cnn", "input": [3, 32, 32], "classes": 10},
+        "network": NETWORKS[network] | {"input": [3, 32, 32], "classes": 10},
         "data": {"name": "cifar10", "proxy": 2000},  # of the simulation, whose parts they get
         "server": sources,
         "fleet": {"size": 3, "round_seconds": SECONDS},
@@ -60,12 +67,12 @@ def make_experiment(name: str, seed: int, rounds: int, server_data: Path) -> Exp
     return decode(config, Experiment)
 
 
-def run_method(folder: Path, name: str, seed: int, rounds: int) -> None:
+def run_method(folder: Path, name: str, network: str, seed: int, rounds: int) -> None:
     """Run one method on three new device processes, unless that has been done."""
     run_folder = folder / "run"
     if run_folder.exists() and len(read_rounds(run_folder)) >= rounds:
         return
-    experiment = make_experiment(name, seed, rounds, folder / "server")
+    experiment = make_experiment(name, network, seed, rounds, folder / "server")
     limits = write_data(experiment, folder / "data")
     write_server_data(experiment, folder / "server")
     context = build_server_context(experiment)
@@ -137,15 +144,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--network", default="cifar_cnn", choices=NETWORKS)
     parser.add_argument("--rival", default="partial-work", choices=METHODS)
     parser.add_argument("--out", type=Path, default=Path("race"))
     options = parser.parse_args()
     if options.rival not in options.methods:
         parser.error(f"expected the rival among the methods, got {options.rival}")
+    torch.set_num_threads(1)  # the busy program would hold up all others in every evaluation
     for repeat in range(options.repeats):
         for index in rng_stream(repeat, "race").permutation(len(options.methods)):
             name = options.methods[index]
-            run_method(options.out / f"{name}-{repeat}", name, repeat, options.rounds)
+            folder = options.out / f"{name}-{repeat}"
+            run_method(folder, name, options.network, repeat, options.rounds)
     print_race(options.out, options.methods, options.rival, options.repeats)
 
 
