@@ -1,0 +1,58 @@
+"""Compare what a narrow step and a step on small images cost: MACs and measured time.
+
+    python benchmarks/cheap_steps.py cifar_cnn
+    python benchmarks/cheap_steps.py resnet20 --width 8
+
+Prints shares of the full step at 32x32, on one thread; steps of all kinds take turns. The latest
+results are in docs/results/progressive.md.
+"""
+
+import argparse
+import csv
+import sys
+
+import torch
+
+import pliant as pl
+from pliant.bench.elastic import make_elastic_step, make_trainer
+from pliant.bench.timing import time_interleaved
+from pliant.runtime import retain_compiled_kernels, retain_freed_memory
+
+SIDE, WIDTHS, SIDES = 32, (0.75, 0.5), (28, 24, 20, 16)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("network", choices=pl.models.MODELS)
+    parser.add_argument("--width", type=int, help="option of the network")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    retain_compiled_kernels()
+    retain_freed_memory()
+    width = {} if options.width is None else {"width": options.width}
+    module = pl.models.MODELS[options.network](**width)
+    net = pl.elastic(module, torch.zeros(1, 3, SIDE, SIDE))
+    kinds = {"full": (1.0, SIDE)}
+    kinds |= {f"width {width:g}": (width, SIDE) for width in WIDTHS}
+    kinds |= {f"side {side}": (1.0, side) for side in SIDES}
+    labels = torch.arange(options.batch) % 10
+    steps, macs = {}, {}
+    for name, (share, side) in kinds.items():
+        sized = net.at(side, side)
+        subnet = sized.select_prefix(1 - share)
+        images = torch.randn(options.batch, 3, side, side)
+        trainer = make_trainer(module, sized)
+        steps[name] = make_elastic_step(trainer, lambda step, chosen=subnet: chosen, images, labels)
+        macs[name] = sized.macs(subnet, training=True)
+    times = time_interleaved(steps, seconds=options.seconds)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["step", "MACs", "time"])
+    for name in kinds:
+        row = macs[name] / macs["full"], times[name] / times["full"]
+        writer.writerow([name, *(f"{share:.3f}" for share in row)])
+
+
+if __name__ == "__main__":
+    main()
