@@ -104,6 +104,7 @@ SHAPES = {
     "mixed_cifar": (3, 32, 10), "mixed_noniid": (3, 32, 10), "halved.py:cifar10": (3, 16, 10),
     "validation.py:cifar10": (3, 32, 10), "validation.py:fashion": (1, 28, 10),
     "validation.py:digits": (1, 28, 10), "fashion_mnist": (1, 28, 10),
+    "validation.py:mnist": (1, 28, 10),
 }  # fmt: skip
 SEQUENCES = {
     "08_text_and_signals.py:load_text": (torch.zeros(1, 24, dtype=torch.long), 4),
