@@ -1,7 +1,7 @@
 """Compare what a narrow step and a step on small images cost: MACs and measured time.
 
     python benchmarks/cheap_steps.py cifar_cnn
-    python benchmarks/cheap_steps.py resnet20 --width 8
+    python benchmarks/cheap_steps.py resnet20
 
 Prints shares of the full step at 32x32, on one thread; steps of all kinds take turns. The latest
 results are in docs/results/progressive.md.
@@ -19,20 +19,19 @@ from pliant.bench.timing import time_interleaved
 from pliant.runtime import retain_compiled_kernels, retain_freed_memory
 
 SIDE, WIDTHS, SIDES = 32, (0.75, 0.5), (28, 24, 20, 16)
+OPTIONS = {"cifar_cnn": {}, "resnet20": {"width": 8}}  # of the networks, as in the races
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("network", choices=pl.models.MODELS)
-    parser.add_argument("--width", type=int, help="option of the network")
+    parser.add_argument("network", choices=OPTIONS)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     retain_compiled_kernels()
     retain_freed_memory()
-    width = {} if options.width is None else {"width": options.width}
-    module = pl.models.MODELS[options.network](**width)
+    module = pl.models.MODELS[options.network](**OPTIONS[options.network])
     net = pl.elastic(module, torch.zeros(1, 3, SIDE, SIDE))
     kinds = {"full": (1.0, SIDE)}
     kinds |= {f"width {width:g}": (width, SIDE) for width in WIDTHS}

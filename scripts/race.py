@@ -151,12 +151,12 @@ def main() -> None:
     if options.rival not in options.methods:
         parser.error(f"expected the rival among the methods, got {options.rival}")
     torch.set_num_threads(1)  # the busy program would hold up all others in every evaluation
+    out = options.out / options.network
     for repeat in range(options.repeats):
         for index in rng_stream(repeat, "race").permutation(len(options.methods)):
             name = options.methods[index]
-            folder = options.out / f"{name}-{repeat}"
-            run_method(folder, name, options.network, repeat, options.rounds)
-    print_race(options.out, options.methods, options.rival, options.repeats)
+            run_method(out / f"{name}-{repeat}", name, options.network, repeat, options.rounds)
+    print_race(out, options.methods, options.rival, options.repeats)
 
 
 if __name__ == "__main__":
