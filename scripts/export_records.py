@@ -3,9 +3,10 @@
     python scripts/export_records.py experiments/systems/digits.toml docs/results/systems_digits.csv
 
 Reads the runs that `pliant compare` has finished. The CSV has a line for every evaluation, with
-what the run has cost up to there. The table has a row for each method: accuracy (in per cent, mean
-and deviation over seeds), virtual seconds, bytes, MACs and C3-Score, as `pliant compare` counts
-them.
+what the run has cost up to there; `used` is the share of the devices' compute whose result was
+merged, `lost` the share of tasks whose result was not. The table has a row for each method:
+accuracy (in per cent, mean and deviation over seeds), virtual seconds, bytes, MACs and C3-Score, as
+`pliant compare` counts them.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from pliant.analysis.style import MISSING
 from pliant.analysis.summary import SummaryRow, summarise
 from pliant.experiment.sweep import SweepRun, is_finished, load_sweep
 
-COLUMNS = ("round", "seconds", "accuracy", "local_accuracy", "GMACs", "MB")
+COLUMNS = ("round", "seconds", "accuracy", "local_accuracy", "GMACs", "MB", "used", "lost")
 
 
 def main() -> None:
@@ -47,9 +48,12 @@ def main() -> None:
 
 def list_evaluations(folder: Path, run: SweepRun) -> Iterator[list[str]]:
     """Yield a line for each evaluation of a run."""
-    macs = sent = 0.0
+    macs = sent = useful = available = 0.0
+    tasks = merged = 0
     for record in read_rounds(folder / run.name):
         macs, sent = macs + record.macs, sent + record.up + record.down
+        useful, available = useful + record.useful, available + record.available
+        tasks, merged = tasks + record.tasks, merged + record.merged
         if record.accuracy is None:
             continue
         local = None if record.personal is None else record.personal.local_accuracy
@@ -61,6 +65,8 @@ def list_evaluations(folder: Path, run: SweepRun) -> Iterator[list[str]]:
             "" if local is None else f"{local:.4f}",
             f"{macs / 1e9:.1f}",
             f"{sent / 1e6:.1f}",
+            f"{useful / available:.3f}" if available else "",
+            f"{1 - merged / tasks:.3f}" if tasks else "",
         ]
 
 
