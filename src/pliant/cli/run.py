@@ -34,7 +34,8 @@ def run(
     Args:
         spec: TOML file of the experiment.
         overrides: key=value pairs that override the file, like rounds=20 or fleet.size=50. A
-            resumed run can only get more rounds, and none if its learning rate follows a schedule.
+            resumed run can only get more rounds, and only if earlier rounds do not depend on their
+            number.
         out: Folder of the run; by default runs/NAME.
         resume: Folder of a run to resume, instead of a file.
         tensorboard: Also write TensorBoard event files to FOLDER/tensorboard.
