@@ -2,15 +2,28 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from pliant.data import ImageDataset, TrainTestData, load_dataset
+from pliant.rng import rng_stream
+
+HELD_OUT = 5000
 
 
 def cifar10() -> TrainTestData:
     """Load CIFAR-10 and halve both sides of its images."""
     full = load_dataset("cifar10")
     return TrainTestData(_halve(full.train), _halve(full.test))
+
+
+def cifar10_validation() -> TrainTestData:
+    """Do the same to the training images alone, of which some serve as the test part."""
+    train = _halve(load_dataset("cifar10").train)
+    order = rng_stream(0, "validation").permutation(len(train))
+    return TrainTestData(
+        train=train.select(np.sort(order[HELD_OUT:])), test=train.select(np.sort(order[:HELD_OUT]))
+    )
 
 
 def _halve(images: ImageDataset) -> ImageDataset:
