@@ -5,7 +5,8 @@
 Every search has its own folder and resumes from it, so the command can be killed and repeated. The
 hypervolume and the mean over budgets (see `average_over_budgets`) are printed with their
 spread over the seeds of the searches, and the number of short trainings. `judged.csv` has the
-normalised cost and loss of every row.
+normalised cost and loss of every row. `uniform` and `linear` do not search: equal rates, and rates
+that rise linearly with the depth, as those of stochastic depth do.
 """
 
 import argparse
@@ -20,11 +21,14 @@ import numpy as np
 
 from pliant.experiment.build import build_search
 from pliant.experiment.config import SearchRun, load_search
-from pliant.nn.pareto_table import ParetoTable
+from pliant.nn.elastic import elastic
+from pliant.nn.pareto_table import ParetoTable, linear_table
 from pliant.rng import derive_seed
 from pliant.table_search import Nsga2, RandomSearch, SearchSettings, SurrogateSearch, UniformRates
 from pliant.table_search.pareto import FloatArray, hypervolume
 from pliant.table_search.run import SearchProgress, iter_search, open_search
+
+NAMES = ("uniform", "linear", "fast", "nsga2", "random")
 
 
 def main() -> None:
@@ -36,12 +40,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="of each search")
     parser.add_argument("--judges", type=int, default=10, help="seeds of the final measurement")
     parser.add_argument("--rows", type=int, default=24, help="rows of each table that are measured")
-    parser.add_argument("--only", nargs="*", default=["uniform", "fast", "nsga2", "random"])
+    parser.add_argument("--only", nargs="*", default=list(NAMES))
     options = parser.parse_args()
     run = load_search(options.spec, options.overrides)
     algorithms = make_algorithms(run.search)
     results: dict[str, list[SearchProgress]] = {}
     for name in options.only:
+        if name == "linear":
+            table = make_linear_table(run)
+            results[name] = [SearchProgress("done", 0, 0, hypervolume=0.0, table=table)]
+            continue
         for seed in range(options.seeds if name != "uniform" else 1):
             settings = msgspec.structs.replace(run.search, algorithm=algorithms[name], seed=seed)
             result = run_search(run, settings, options.out / f"{name}-{seed}")
@@ -60,6 +68,15 @@ def make_algorithms(
         "random": RandomSearch(vectors=full.population * (full.generations + 1)),
         "uniform": UniformRates(settings.rows),
     }
+
+
+def make_linear_table(run: SearchRun) -> ParetoTable:
+    """Return a table by the rule of stochastic depth, with the rows and the rates of a search."""
+    net, proxy = build_search(run)
+    settings = run.search
+    elastic_net = elastic(net, proxy.get_normalised(slice(0, 1)))
+    choice = settings.objective.choice
+    return linear_table(elastic_net, settings.rows, settings.highest_rate, choice)
 
 
 def run_search(run: SearchRun, settings: SearchSettings, folder: Path) -> SearchProgress:
