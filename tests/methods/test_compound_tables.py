@@ -191,6 +191,13 @@ def test_seconds_of_the_table_count_where_it_has_them():
     assert by_seconds.scale_inputs(context.net, 0) == InputScale(12, 0.75)  # .1, .18, .23, .2
 
 
+def test_a_table_of_one_stage_lasts_until_the_last_fifth():
+    table = msgspec.structs.replace(make_compound_table(), gains=(0.001, 0.1, 0.12, 0.13))
+    method = Progressive(local=LOCAL, table=table)
+    given = Progressive((Stage(0.8, side=8, width=0.75), Stage()), LOCAL)
+    assert run(method)[-1].digest == run(given)[-1].digest
+
+
 GAIN = st.floats(-0.5, 1.0, allow_subnormal=False)
 STAGE_GAINS = st.lists(GAIN, min_size=4, max_size=4).map(lambda gains: tuple(sorted(gains)))
 

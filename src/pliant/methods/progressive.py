@@ -197,7 +197,8 @@ def _pick_rows(net: Elastic, table: ParetoTable) -> tuple[StageRow, ...]:
     if not table.gains:
         raise ValueError("Expected a table with gains, as `pliant search` writes it, got none")
     parts = table.split_stages()
-    ends = [*(part.stages[0] for part in parts[1:]), 1.0]
+    starts = [part.stages[0] if part.stages else 0.0 for part in parts]
+    ends = [*starts[1:], 1.0]
     rows: list[StageRow] = []
     for part, until in zip(parts, ends, strict=True):
         rates = np.array(part.gains) / np.array(part.seconds or part.shares)
@@ -209,7 +210,7 @@ def _pick_rows(net: Elastic, table: ParetoTable) -> tuple[StageRow, ...]:
         share, side = _compute_share(net, row), row.side or "full"
         log.info("progressive: until %g: %.3g of the MACs, side %s", until, share, side)
     if _compute_share(net, rows[-1]) < 1.0:  # the network will be used at full size
-        rows[-1] = rows[-1]._replace(until=max(FULL_FROM, parts[-1].stages[0]))
+        rows[-1] = rows[-1]._replace(until=max(FULL_FROM, starts[-1]))
         rows.append(StageRow(1.0, (0.0,) * len(net.sites), None, 1.0))
     return tuple(rows)
 
