@@ -141,7 +141,9 @@ def test_every_method_of_a_file_fits_its_network(path, copy_root):
             continue
         method = experiment.method
         if getattr(method, "table", None) is not None:
-            method = msgspec.structs.replace(method, table=pl.uniform_table(net, rows=3))
+            table = pl.uniform_table(net, rows=3)
+            table = msgspec.structs.replace(table, gains=(0.1, 0.2, 0.3))  # as if it were measured
+            method = msgspec.structs.replace(method, table=table)
         assert WorkerContext(net, None, get_inner_method(method)).budget_policy is not None
 
 
