@@ -97,6 +97,7 @@ def _make_steps(net: nn.Module, elastic_net: Elastic, x: Tensor) -> dict[str, Ca
     return {
         "plain": make_plain_step(net, x, labels),
         "plain, channels last": make_plain_step(copy.deepcopy(net), last, labels),
+        "plain with nn.Dropout2d(.5)": make_plain_step(add_dropout(net, 0.5), x, labels),
         "elastic at 0": train(lambda step: elastic_net.full),
         "elastic at .25": train(make_sampler(elastic_net, 0.25, "rounded")),
         "elastic at .5": train(half),
@@ -117,6 +118,7 @@ def _compute_ratios(times: dict[str, float]) -> dict[str, float]:
         "elastic at .25 / plain": times["elastic at .25"] / plain,
         "elastic at .5 / plain": half / plain,
         "elastic at .5, coins / plain": times["elastic at .5, coins"] / plain,
+        "elastic at .5 / nn.Dropout2d(.5)": half / times["plain with nn.Dropout2d(.5)"],
         "mixed rates, blocks / coins": times[f"{mixed}, blocks"] / times[f"{mixed}, coins"],
         "elastic at .5 / same shape": half / times["same shape"],
         "elastic at .5 / same shape, channels last": half / times["same shape, channels last"],
@@ -170,6 +172,16 @@ def make_switch_step(trainer: SubnetTrainer, sample: Sampler) -> Callable[[], ob
     """Return a step that only switches the subnet."""
     numbers = itertools.count(1)
     return lambda: trainer.switch(sample(next(numbers)))
+
+
+def add_dropout(net: nn.Module, rate: float) -> nn.Module:
+    """Copy a network and mask the output of every convolution, which drops filters but no work."""
+    masked = copy.deepcopy(net)
+    for module in list(masked.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Conv2d):
+                setattr(module, name, nn.Sequential(child, nn.Dropout2d(rate)))
+    return masked
 
 
 def build_same_shape(net: nn.Module, elastic_net: Elastic, subnet: Subnet) -> nn.Module:
