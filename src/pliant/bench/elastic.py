@@ -60,12 +60,12 @@ def prepare_process() -> None:
     runtime.retain_freed_memory()
 
 
-def make_inputs(name: str, batch: int) -> tuple[nn.Module, Tensor]:
+def make_inputs(name: str, batch: int, **options: int | float) -> tuple[nn.Module, Tensor]:
     """Return a network and a mini-batch, always the same, for measurements on one thread."""
     prepare_process()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return MODELS[name](), torch.randn(batch, *INPUT_SHAPES[name])
+        return MODELS[name](**options), torch.randn(batch, *INPUT_SHAPES[name])
 
 
 def measure(name: str, seconds: float) -> ElasticTimes:

@@ -1,5 +1,6 @@
 """`pliant bench`: measure pliant on this machine."""
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -95,10 +96,11 @@ def _print_measurements(measurements: "Iterator[Measurement]", *, json: bool) ->
 @app.command
 def profile(
     network: str,
-    *,
+    *options: str,
     seconds: float = 30.0,
     subnets: Annotated[int, INTEGER] = 36,
     batch: Annotated[int, INTEGER] = 32,
+    sizes: bool = False,
     out: Path | None = None,
     picture: Path | None = None,
     json: bool = False,
@@ -107,12 +109,16 @@ def profile(
 
     Example: pliant bench profile densenet19 --out profile.json --picture profile.png
 
+    Example: pliant bench profile resnet20 width=8 --sizes --out step_time.json
+
     Args:
         network: A bundled network.
+        options: key=value options of the network, all of them numbers.
         seconds: Time to measure.
         subnets: Subnets to time; half of them are held out to estimate the error.
         batch: Samples per step.
-        out: JSON file for the profile, as `search.profile` expects it.
+        sizes: Also time smaller images and mini-batches, if the network takes them.
+        out: JSON file for the profile, as `search.profile` and `step_time` expect it.
         picture: PNG or SVG file for a plot of MACs and time against the share of dropped filters.
         json: Print one JSON line with all times.
     """
@@ -129,7 +135,14 @@ def profile(
     for path in filter(None, (out, picture)):  # before measuring
         if path.is_dir():
             raise IsADirectoryError(f"{path}: expected a file to write, found a folder")
-    fit = profile.measure(network, seconds=seconds, subnets=subnets, batch=batch)
+    numbers = dict(map(_parse_option, options))
+    try:
+        inspect.signature(MODELS[network]).bind(**numbers)
+    except TypeError as error:
+        raise ValueError(f"network {network}: {error}") from None
+    fit = profile.measure(
+        network, seconds=seconds, subnets=subnets, batch=batch, sizes=sizes, options=numbers
+    )
     model = fit.profile
     if out is not None:
         save_step_time_model(out, model)
@@ -143,6 +156,15 @@ def profile(
         f"{1e9 * model.per_mac:.4f} ns/MAC + {1e9 * model.per_byte:.3f} ns/byte; "
         f"held-out median error {model.error:.1%}"
     )
+
+
+def _parse_option(text: str) -> tuple[str, int | float]:
+    """Return the name and the number of a key=value option."""
+    key, _, value = text.partition("=")
+    try:
+        return key.strip(), int(value) if value.strip().isdigit() else float(value)
+    except ValueError:
+        raise ValueError(f"Expected key=number, got {text!r}") from None
 
 
 def _check_seconds(seconds: float | None) -> None:
