@@ -99,6 +99,8 @@ def compute_budget(status: DeviceStatus, kind: AnyBudget) -> FloatArray:
 class CostRows:
     """A table of possible mini-batch costs, as rising shares of the full network's cost.
 
+    Rows fit by their `times`, as shares of the full network's time, or else by their costs.
+
     >>> import numpy as np
     >>> from pliant.devices import CostRows
     >>> rows = CostRows((0.25, 0.5, 1.0))
@@ -107,20 +109,28 @@ class CostRows:
     """
 
     shares: tuple[float, ...]
+    times: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         steps = np.diff((0.0, *self.shares))
         if not self.shares or not self.shares[0] > 0 or not (steps >= 0).all():
             raise ValueError(f"Expected rising shares above 0, got {self.shares}")
+        if self.times and len(self.times) != len(self.shares):
+            raise ValueError(f"Expected {len(self.shares)} times, got {len(self.times)}")
 
     @cached_property
     def share_array(self) -> FloatArray:
         return np.array(self.shares, np.float64)
 
+    @cached_property
+    def time_array(self) -> FloatArray:
+        """Return what each row takes; one that is faster than a cheaper row, as long as that."""
+        return np.maximum.accumulate(self.times or self.shares)
+
     def find_rows(self, share: FloatArray) -> IntArray:
-        """Return the last row whose share does not exceed `share`, or else the first row."""
+        """Return the last row that takes at most `share`, or else the first row."""
         share = share * (1 + ROUNDING_TOLERANCE)
-        end: IntArray = np.searchsorted(self.share_array, share, side="right")
+        end: IntArray = np.searchsorted(self.time_array, share, side="right")
         return np.maximum(end - 1, 0)
 
     def find_fitting_rows(self, row: IntArray, fits: BoolArray | None) -> IntArray:
@@ -133,12 +143,13 @@ class CostRows:
         return np.asarray(np.where(last < 0, fits.argmax(axis=1), last))
 
     def choose(self, status: DeviceStatus, max_macs: FloatArray) -> RowChoice:
-        """Return the largest row that costs each device at most `max_macs`, or else the first.
+        """Return the largest row that each device has time for, or else the first.
 
-        Rows that do not fit in a device's memory are left out.
+        `max_macs` are those of the full network in that time. Rows that do not fit in a device's
+        memory are left out.
         """
         row = self.find_fitting_rows(self.find_rows(max_macs / status.full_macs), status.fits)
-        is_short = max_macs / status.full_macs * (1 + ROUNDING_TOLERANCE) < self.share_array[row]
+        is_short = max_macs / status.full_macs * (1 + ROUNDING_TOLERANCE) < self.time_array[row]
         return RowChoice(row, self.share_array[row] * status.full_macs, is_short)
 
 
@@ -185,15 +196,15 @@ class PerRound:
     def choose(self, status: DeviceStatus) -> RowChoice:
         if status.link_seconds_of is None:
             return self.rows.choose(status, self.margin * compute_budget(status, "paced"))
-        shares, scale = self.rows.share_array, self.margin * status.speed / status.full_macs_left
+        times, scale = self.rows.time_array, self.margin * status.speed / status.full_macs_left
         row = self.rows.find_rows(scale * status.round_seconds)
         while True:  # a smaller row is also sent faster
             row = self.rows.find_fitting_rows(row, status.fits)
             seconds = status.round_seconds - status.link_seconds_of(row)
-            is_short = scale * seconds * (1 + ROUNDING_TOLERANCE) < shares[row]
+            is_short = scale * seconds * (1 + ROUNDING_TOLERANCE) < times[row]
             smaller = self.rows.find_fitting_rows(np.maximum(row - is_short, 0), status.fits)
             if not (smaller < row).any():
-                return RowChoice(row, shares[row] * status.full_macs, is_short)
+                return RowChoice(row, self.rows.share_array[row] * status.full_macs, is_short)
             row = np.minimum(smaller, row)
 
 

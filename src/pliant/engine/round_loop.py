@@ -39,6 +39,7 @@ from pliant.nn.elastic import Elastic
 from pliant.nn.growth import silence_filters
 from pliant.params import Params, digest
 from pliant.rng import rng_stream
+from pliant.table_search.step_time import StepTimeModel
 from pliant.value import Count, Positive, Rounds, Value
 
 MAX_EMPTY_ROUNDS = 3  # in a row, before a warning
@@ -67,6 +68,7 @@ class RunSettings(Value, frozen=True):
     compression: AnyCompression = Uncompressed()  # of the devices' updates
     step_records: bool = True  # the time and row of every mini-batch, in the record of its task
     privacy: DevicePrivacy | None = None  # of every device, against those who see the network
+    step_time: StepTimeModel | None = None  # of a device at speed 1; None: in proportion to MACs
 
 
 @dataclass

@@ -27,6 +27,8 @@ class RoundTasks:
     up_bytes: FloatArray
     fits: BoolArray | None = None  # (device, row or 1): rows that fit in memory; None: all do
     open_passes: int = 0  # over the data; above 0, devices do as many steps of them as fit
+    # (row,): how many times longer its steps take than their MACs do at the device's speed
+    slowness: FloatArray | None = None
 
     def find_fitting(self) -> IntArray | None:
         """Return which devices can train at all; None if all can."""
@@ -42,7 +44,12 @@ class RoundTasks:
             self.up_bytes[index],
             None if self.fits is None else self.fits[index],
             self.open_passes,
+            self.slowness,
         )
+
+    def compute_work(self, rows: IntArray, macs: FloatArray) -> FloatArray:
+        """Return the MACs of the full network that take as long as these steps."""
+        return macs if self.slowness is None else macs * self.slowness[rows]
 
     @cached_property
     def full_macs_left(self) -> FloatArray:

@@ -85,7 +85,7 @@ def simulate(
         if folder is not None and not (folder / run_dir.CONFIG_FILE).exists():
             run_dir.create_run_dir(folder, _describe_run(method, net, data, fleet, settings))
         preload_modules(workers, run_job.__module__)
-        context = build_context(net, data, inner, options)
+        context = build_context(net, data, inner, options, step_time=settings.step_time)
         make_own = make_inputs or partial(_return, (net, data))
         build_own = partial(build_worker_context, make_own, inner, options)
         is_inline = isinstance(workers, InlineWorkers)  # it shares this network

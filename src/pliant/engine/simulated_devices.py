@@ -106,13 +106,14 @@ def schedule_round(run: Run, devices: IntArray, dispatch: Dispatch | None = None
     up_bytes = np.full(len(devices), float(update_bytes + up))
     fits = find_fitting_rows(context, run.fleet.get_costs(devices, seed=settings.seed), devices)
     passes = context.open_passes
-    tasks = RoundTasks(devices, full_macs, down_bytes, up_bytes, fits, passes)
+    slowness = context.slowness
+    tasks = RoundTasks(devices, full_macs, down_bytes, up_bytes, fits, passes, slowness)
     policy = context.limit_budget(dispatch.last_row)
 
     def make_packed_tasks(rows: IntArray) -> RoundTasks:
         sent = count_sent_bytes(context, params, rows, keys)
         returned = sent if is_plain else _count_update_bytes(run, rows, keys)
-        return RoundTasks(devices, full_macs, sent + down, returned + up, fits)
+        return RoundTasks(devices, full_macs, sent + down, returned + up, fits, slowness=slowness)
 
     if policy.is_per_round and policy is not FULL_NETWORK:  # a subnet may be sent: fewer bytes
         tasks_of = make_packed_tasks if context.sends_subnets else None

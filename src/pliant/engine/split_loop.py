@@ -271,6 +271,8 @@ def check_split_rules(settings: RunSettings, fleet: Fleet, clients: int) -> None
         raise ValueError(
             "Expected no `privacy` for a split method: it would need noise on every activation"
         )
+    if settings.step_time is not None:
+        raise ValueError("Expected no `step_time` for a split method, whose time follows its MACs")
     if settings.compression != Uncompressed():
         raise ValueError("Expected no `compression`: split methods encode activations by `payload`")
     if rules.over_selection and settings.per_round < clients:

@@ -51,6 +51,7 @@ def sum_first(values: FloatArray, counts: IntArray) -> FloatArray:
 
 def compute_interrupted_macs(
     rules: RoundRules,
+    tasks: RoundTasks,
     speeds: PiecewiseConstant,
     log: StepLog,
     steps_done: IntArray,
@@ -63,7 +64,8 @@ def compute_interrupted_macs(
     step_start = np.minimum(log.start[everyone, step], stop_times)
     is_interrupted = (steps_done < log.start.shape[1]) & (step_start < stop_times)
     if rules.changes == "batch":
-        macs = speeds.held_work(step_start, stop_times)
+        work = speeds.held_work(step_start, stop_times)
     else:
-        macs = speeds.work(stop_times) - speeds.work(step_start)
+        work = speeds.work(stop_times) - speeds.work(step_start)
+    macs = work / tasks.compute_work(log.row[everyone, step], np.ones(len(step)))
     return np.where(is_interrupted, macs, 0.0)

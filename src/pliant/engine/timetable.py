@@ -144,7 +144,8 @@ def _build_fitting_timetable(
         send_by = links.find_latest_start(deadline) + 2 * ROUNDING_TOLERANCE * length
         cutoff = np.minimum(send_by, dropout_times)
         is_planned = step_cost is None or rules.cost == "expected"
-        if policy.is_per_round and is_planned and not tasks.open_passes:
+        is_planned = is_planned and tasks.slowness is None and not tasks.open_passes
+        if policy.is_per_round and is_planned:
             log = _run_planned_steps(policy, tasks, speeds, links, cutoff, rules, length)
         else:
             log = _run_steps(policy, tasks, speeds, links, cutoff, step_cost, rules, length)
@@ -188,10 +189,11 @@ def _assemble_timetable(
     steps_done = (log.end <= stop_times[:, None]).sum(axis=1)
     used_steps = np.where(is_used, steps_done, 0)
     done = sum_first(log.macs, steps_done)
-    spent = done + compute_interrupted_macs(rules, speeds, log, steps_done, stop_times)
+    spent = done + compute_interrupted_macs(rules, tasks, speeds, log, steps_done, stop_times)
     # rounding may end a step after the close
     available = speeds.work(np.maximum(np.where(busy > 0, stop_times, 0.0), closed_at))
-    if rules.changes == "batch":  # while it worked, a device could do what it did
+    if rules.changes == "batch" or tasks.slowness is not None:
+        # while it worked, a device could do what it did
         available += spent - (speeds.work(stop_times) - speeds.work(links.download_end))
     done_at = np.where(np.isfinite(closure.arrival), closure.arrival, stop_times)
     return Timetable(
@@ -339,14 +341,14 @@ def _run_steps(
             choice = policy.choose(status)
             check_memory(status, choice)
             if may_stop and step:  # what would be late is not begun
-                seconds = choice.macs / speed
+                seconds = tasks.compute_work(choice.row, choice.macs) / speed
                 fits = seconds <= status.time_left + ROUNDING_TOLERANCE * round_seconds
                 log.num_steps[everyone[active][~fits]] = step
                 active, now = everyone[active][fits], now[fits]
                 speeds, choice = speeds.select(np.flatnonzero(fits)), choice.select(fits)
         macs = choice.macs if step_cost is None else step_cost(tasks.devices[active], step, choice)
-        is_held = rules.changes == "batch"
-        end = speeds.finish_time_held(now, macs) if is_held else speeds.finish_time(now, macs)
+        work, is_held = tasks.compute_work(choice.row, macs), rules.changes == "batch"
+        end = speeds.finish_time_held(now, work) if is_held else speeds.finish_time(now, work)
         log.start[active, step] = now
         log.end[active, step] = np.where(end <= cutoff[active], end, np.inf)
         log.row[active, step] = choice.row

@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from pliant.data import AS_IS, FederatedData, InputScale
-from pliant.devices import FULL_NETWORK, BudgetPolicy, PerBatch, PerRound
+from pliant.devices import FULL_NETWORK, BudgetPolicy, PerBatch, PerDevice, PerRound
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.round_tasks import LocalWork, list_batch_sizes
 from pliant.methods.aggregation import (
@@ -56,6 +56,9 @@ from pliant.nn.memory import MemoryBounds, bound_memory
 from pliant.nn.sites import ElasticOptions
 from pliant.nn.subnet import Subnet
 from pliant.params import Params
+from pliant.table_search.step_time import StepTimeModel
+
+SLOWNESS_DRAWS = 8  # of the filters of a row
 
 InputFactory = Callable[[], tuple[nn.Module, FederatedData]]
 
@@ -67,6 +70,7 @@ class WorkerContext:
     net: Elastic
     data: FederatedData
     method: Method
+    step_time: StepTimeModel | None = None  # of simulated devices
 
     @cached_property
     def full_macs(self) -> float:
@@ -116,9 +120,40 @@ class WorkerContext:
     @cached_property
     def budget_policy(self) -> BudgetPolicy:
         """Return the policy by which devices choose the cost of each mini-batch."""
+        policy = self._own_policy
+        if self.slowness is None or not isinstance(policy, PerBatch | PerRound):
+            return policy
+        times = policy.rows.share_array * self.slowness
+        return replace(policy, rows=replace(policy.rows, times=tuple(times.tolist())))
+
+    @cached_property
+    def _own_policy(self) -> BudgetPolicy:
         if isinstance(self.method, HasBudgetPolicy):
             return self.method.make_budget_policy(self.net)
         return FULL_NETWORK
+
+    @cached_property
+    def slowness(self) -> FloatArray | None:
+        """Return how many times longer steps take than their MACs say, by row; None: as long."""
+        if self.step_time is None:
+            return None
+        policy = self._own_policy
+        count = len(policy.rows.shares) if isinstance(policy, PerDevice) else len(self._rows)
+        return np.array([self._compute_slowness(self.step_time, row) for row in range(count)])
+
+    def _compute_slowness(self, model: StepTimeModel, row: int) -> float:
+        """Return the time of a row's steps over that of the full network at the same MACs.
+
+        The full network's is that of the model's mini-batch. Random filters are drawn a few times.
+        """
+        full = model.predict_seconds(self.net, self.net.full) / (model.batch * self.full_macs)
+        net, scale, batch = self.net_at(row), self.scale_inputs(row), self.method.local.batch
+        samples, seconds, macs = scale.count_samples(batch), 0.0, 0.0
+        for number in range(SLOWNESS_DRAWS):
+            subnet = self.select_subnet(row, TaskKey(0, number, 0), 0)
+            seconds += model.predict_seconds(net, subnet, batch_share=samples / model.batch)
+            macs += samples * net.macs(subnet, training=True)
+        return seconds / macs / full
 
     def limit_row(self, state: Any, progress: float) -> int | None:
         """Return the last row that devices may choose in a round; None: they may choose any."""
@@ -171,7 +206,7 @@ class WorkerContext:
     @property
     def _rows(self) -> range:
         """Return the rows that devices choose from; none if the policy does not say."""
-        policy = self.budget_policy
+        policy = self._own_policy
         return range(len(policy.rows.shares) if isinstance(policy, PerBatch | PerRound) else 0)
 
     def check_image_sizes(self) -> None:
@@ -338,6 +373,7 @@ def build_context(
     options: ElasticOptions | None = None,
     *,
     check: bool = True,
+    step_time: StepTimeModel | None = None,
 ) -> WorkerContext:
     """Make a network elastic for its data and method, and check it unless that was done before."""
     options, example = options or ElasticOptions(), data.make_example()
@@ -348,7 +384,7 @@ def build_context(
             f"Expected a network with layers that {type(method).__name__} can narrow, "
             f"found none{advice}"
         )
-    return WorkerContext(elastic_net, data, method)
+    return WorkerContext(elastic_net, data, method, step_time)
 
 
 def build_worker_context(

@@ -118,6 +118,7 @@ def check_deployable(experiment: Experiment) -> None:
         "seconds": experiment.seconds,
         "evaluation.every_seconds": experiment.evaluation.every_seconds,
         "data.grows": experiment.data.grows,
+        "step_time": experiment.step_time,
     }
     for name, value in virtual.items():
         if value is not None:

@@ -25,7 +25,7 @@ from pliant.nn.sites import ElasticOptions
 from pliant.nn.table_file import load_table
 from pliant.split import AnySplit
 from pliant.storage import run_dir
-from pliant.table_search import SearchSettings, load_step_time_model
+from pliant.table_search import SearchSettings, StepTimeModel, load_step_time_model
 from pliant.value import Count, Positive, Rounds, Value, decode, describe_difference, encode
 from pliant.workers.pool import AnyWorkers, ProcessWorkers
 
@@ -127,6 +127,7 @@ class Experiment(Value, frozen=True):
     compression: AnyCompression = Uncompressed()
     step_records: bool = True
     privacy: DevicePrivacy | None = None
+    step_time: StepTimeModel | None = None
     workers: AnyWorkers = ProcessWorkers()
     server_speed: Positive | None = None  # MAC/s, for split methods; None: the server takes no time
     search: SearchSettings | None = None  # settings of `pliant search` in the same file
@@ -206,8 +207,8 @@ def load_search(path: Path, overrides: Sequence[str] = ()) -> SearchRun:
 def resolve_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Make plain data independent of the folder it was read from.
 
-    Paths to a method's table and a search's profile are replaced by the contents of the files, and
-    a name of device classes by these; paths to user code and recordings become absolute.
+    Paths to a method's table and to a profile of step times are replaced by the contents of the
+    files, and a name of device classes by these; paths to user code and recordings become absolute.
     """
     resolved = dict(raw)
     if "fleet" in raw:
@@ -224,11 +225,12 @@ def resolve_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
         }
     if isinstance(raw.get("method"), dict):
         resolved["method"] = _resolve_method(raw["method"], folder)
+    if isinstance(raw.get("step_time"), str):
+        resolved["step_time"] = encode(load_step_time_model(folder / raw["step_time"]))
     search = raw.get("search")
     if isinstance(search, dict) and isinstance(search.get("profile"), str):
-        resolved["search"] = search | {
-            "profile": encode(load_step_time_model(folder / search["profile"]))
-        }
+        profile = load_step_time_model(folder / search["profile"])
+        resolved["search"] = search | {"profile": encode(profile)}
     return resolved
 
 

@@ -37,6 +37,11 @@ class StepTimeModel(Value, frozen=True):
     batch: Count  # samples in a step
     error: NonNegative | None = None  # median of |predicted - measured| / measured, held out
 
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if not self.start + self.per_mac + self.per_byte > 0:
+            raise ValueError("Expected a constant above 0, got only zeros - at `StepTimeModel`")
+
     def predict_seconds(
         self,
         net: Elastic,
