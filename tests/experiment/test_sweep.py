@@ -7,7 +7,7 @@ import pytest
 from pliant.analysis.summary import summarise
 from pliant.engine.run_store import read_records
 from pliant.experiment.config import start_run
-from pliant.experiment.sweep import is_finished, load_sweep, resolve_workers, run_sweep
+from pliant.experiment.sweep import is_finished, load_sweep, resolve_workers, run_sweep, select_runs
 from pliant.value import encode
 from pliant.workers.pool import InlineWorkers, ProcessWorkers, RayWorkers
 
@@ -52,6 +52,22 @@ def test_every_combination_is_a_run_and_shares_the_rest(spec: Path) -> None:
     assert all(run.experiment.method.local.batch == 64 for run in runs)
     plain, narrow = (encode(run.experiment) for run in runs[:2])
     assert {key for key in plain if plain[key] != narrow[key]} == {"method"}
+
+
+def test_a_sweep_is_limited_to_some_values_of_its_axes(spec: Path) -> None:
+    runs = load_sweep(spec)
+
+    def select(*only: str) -> list[str]:
+        return [run.name for run in select_runs(runs, only)]
+
+    assert select() == [run.name for run in runs]
+    assert select("method=narrow") == ["seed=0,method=narrow", "seed=1,method=narrow"]
+    assert select("method=narrow", "seed=1") == ["seed=1,method=narrow"]
+    assert select("seed=0", "seed=1", "method=plain") == [runs[0].name, runs[2].name]
+    with pytest.raises(ValueError, match="got 'method=narow'; did you mean 'method=narrow'"):
+        select("method=narow")
+    with pytest.raises(ValueError, match="got 'narrow'; "):
+        select("narrow")
 
 
 def test_an_axis_below_one_that_is_no_table_is_refused(tmp_path) -> None:

@@ -32,6 +32,7 @@ POLL_SECONDS = 0.5
 def compare(
     spec: Path,
     *overrides: str,
+    only: tuple[str, ...] = (),
     out: Path | None = None,
     fresh: bool = False,
     target: float = 0.9,
@@ -44,9 +45,13 @@ def compare(
 
     Example: pliant compare methods.toml --target 0.95
 
+    Example: pliant compare methods.toml --only method=distreal --only seed=0
+
     Args:
         spec: A TOML file as for `pliant run`, with a table [matrix] of keys and their values.
         overrides: key=value pairs that override the file, like rounds=20.
+        only: Value of an axis, like method=small, to which the runs and the table are limited.
+            Repeat it for several.
         out: Folder for the runs; by default runs/NAME.
         fresh: Run everything again; an existing folder is renamed to NAME.old-1, -2 and so on.
         target: Accuracy for the columns that count rounds and seconds to the target.
@@ -54,7 +59,7 @@ def compare(
         json: Print JSON lines instead of a table.
     """
     from pliant.analysis.summary import summarise
-    from pliant.experiment.sweep import load_sweep, resolve_workers
+    from pliant.experiment.sweep import load_sweep, resolve_workers, select_runs
     from pliant.report.tensorboard import export_tensorboard
     from pliant.storage.run_dir import move_aside
 
@@ -66,6 +71,7 @@ def compare(
             f"{spec}: expected a table [matrix] of keys and their values, found none; to run the "
             f"file as it is: pliant run {spec}"
         )
+    runs = select_runs(runs, only)
     workers = resolve_workers(runs)
     named = out or Path("runs") / spec.stem
     folder = named.resolve()

@@ -29,6 +29,7 @@ from pliant.experiment.config import (
 )
 from pliant.params import Params
 from pliant.storage.run_dir import CONFIG_FILE, remove_unused
+from pliant.suggestions import did_you_mean
 from pliant.value import describe_difference, encode
 from pliant.workers.pool import AnyWorkers, InlineWorkers, ProcessWorkers, open_pool
 
@@ -66,6 +67,26 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> list[SweepRun]:
     if (repeated := names.most_common(1)) and repeated[0][1] > 1:
         raise ValueError(f"{path}: expected a folder for each run, got two named {repeated[0][0]}")
     return runs
+
+
+def select_runs(runs: Sequence[SweepRun], only: Sequence[str]) -> list[SweepRun]:
+    """Return the runs with one of the wanted values, like method=small, on every axis named."""
+    wanted: dict[str, set[str]] = {}
+    for pair in only:
+        key, _, value = pair.partition("=")
+        known = {value for run in runs for axis, value in run.axis_values if axis == key}
+        if value not in known:
+            pairs = [f"{key}={value}" for run in runs for key, value in run.axis_values]
+            raise ValueError(
+                f"Expected --only with a value of the [matrix], got {pair!r}"
+                f"{did_you_mean(pair, dict.fromkeys(pairs))}"
+            )
+        wanted.setdefault(key, set()).add(value)
+    return [
+        run
+        for run in runs
+        if all(dict(run.axis_values)[key] in values for key, values in wanted.items())
+    ]
 
 
 def _parse_axis(path: Path, key: str, values: Any) -> Iterable[tuple[str, Any]]:
