@@ -32,4 +32,5 @@ for _ in range(args.rounds):
             total[name] += value / PER_ROUND
     net.load_state_dict(total)
     seconds.append(time.perf_counter() - begin)
-report(seconds, evaluate(net, workload), started)
+accuracy = evaluate(net, workload)
+report(seconds, [(time.perf_counter() - started, accuracy)], started)

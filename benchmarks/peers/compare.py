@@ -7,10 +7,17 @@ own under `--out`. One hundred devices have 480 images each; ten of them make on
 with batch 32. Programs take turns, each repeat in another order, so that a change of the machine's
 speed meets all alike. A round's time is the median without the first and the last round; the time
 of the whole program includes imports, start-up and one evaluation.
+
+    python benchmarks/peers/compare.py --programs "pliant, 2 processes" "flower, 2 processes" \\
+        --rounds 40 --every 2 --target 0.4
+
+evaluates every second round and adds the seconds to an accuracy, evaluations included. Only these
+programs evaluate in between.
 """
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -18,11 +25,13 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pliant.data import load_dataset
 
+Result = dict[str, Any]
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 DEVICES, PER_DEVICE, TESTS = 100, 480, 10000
@@ -43,6 +52,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument("--every", type=int, default=0, help="rounds between evaluations")
+    parser.add_argument("--target", type=float, help="accuracy to reach")
     parser.add_argument("--out", type=Path, default=Path("runs/peers"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -52,12 +64,14 @@ def main() -> None:
     pythons = {
         name: make_environment(args.out / name, packages) for name, packages in PEERS.items()
     }
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in PROGRAMS}
+    results: dict[str, list[Result]] = {name: [] for name in args.programs}
     for repeat in range(args.repeats):
-        for name in random.Random(repeat).sample(list(PROGRAMS), len(PROGRAMS)):
+        for name in random.Random(repeat).sample(args.programs, len(args.programs)):
             environment, program, processes = PROGRAMS[name]
             python = pythons[environment] if environment else Path(sys.executable)
-            results[name].append(run(python, program, data, args.rounds, processes))
+            command = [str(python), str(HERE / program), str(data), "--rounds", str(args.rounds)]
+            command += ["--processes", str(processes), "--every", str(args.every)]
+            results[name].append(run(command, args.target))
             sys.stderr.write(f"{repeat + 1}: {name}: {results[name][-1]}\n")
     print_table(results)
     (args.out / "results.json").write_text(json.dumps(results, indent=1))
@@ -89,9 +103,8 @@ def make_environment(folder: Path, packages: list[str]) -> Path:
     return python
 
 
-def run(python: Path, program: str, data: Path, rounds: int, processes: int) -> dict[str, float]:
+def run(command: list[str], target: float | None) -> Result:
     """Run one program; return the seconds of a round and of the whole, and the accuracy."""
-    command = [python, HERE / program, data, "--rounds", str(rounds), "--processes", str(processes)]
     result = subprocess.run(
         command,
         check=True,
@@ -101,18 +114,25 @@ def run(python: Path, program: str, data: Path, rounds: int, processes: int) -> 
     )
     line = next(line for line in result.stdout.splitlines() if line.startswith("{"))
     output = json.loads(line)
+    curve = output["curve"]
     return {
         "round": statistics.median(output["rounds"][1:-1]),
         "whole": output["whole"],
-        "accuracy": output["accuracy"],
+        "accuracy": curve[-1][1],
+        "to target": next((at for at, value in curve if target and value >= target), math.inf),
+        "curve": curve,
     }
 
 
-def print_table(results: dict[str, list[dict[str, float]]]) -> None:
-    print(f"{'program':<22} {'round, s':>9} {'whole, s':>9} {'accuracy, %':>12}")
+def print_table(results: dict[str, list[Result]]) -> None:
+    print(
+        f"{'program':<22} {'round, s':>9} {'whole, s':>9} {'accuracy, %':>12} {'to target, s':>13}"
+    )
+    keys = ("round", "whole", "accuracy", "to target")
     for name, repeats in results.items():
-        values = [statistics.median(row[key] for row in repeats) for key in repeats[0]]
-        print(f"{name:<22} {values[0]:>9.2f} {values[1]:>9.1f} {100 * values[2]:>12.1f}")
+        values = [statistics.median(row[key] for row in repeats) for key in keys]
+        cells = f"{values[0]:>9.2f} {values[1]:>9.1f} {100 * values[2]:>12.1f}"
+        print(f"{name:<22} {cells} {values[3]:>13.1f}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from workload import (
     PER_ROUND,
+    Curve,
     evaluate,
     load_workload,
     make_network,
@@ -46,8 +47,17 @@ def train_device(message: Message, context: Context) -> Message:
 def run_rounds(grid: Grid, context: Context) -> None:
     workload = load_workload(path)
     ends = [time.perf_counter()]
+    curve: Curve = []
+
+    def note_accuracy(arrays: ArrayRecord) -> None:
+        net = make_network()
+        net.load_state_dict(arrays.to_torch_state_dict())
+        accuracy = evaluate(net, workload)
+        curve.append((time.perf_counter() - started, accuracy))
 
     def note_end(round_number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if args.every and round_number and round_number % args.every == 0:
+            note_accuracy(arrays)
         if round_number == 0:
             ends[0] = time.perf_counter()
         else:
@@ -68,10 +78,9 @@ def run_rounds(grid: Grid, context: Context) -> None:
         train_config=ConfigRecord(),
         evaluate_fn=note_end,
     )
-    net = make_network()
-    net.load_state_dict(result.arrays.to_torch_state_dict())
-    seconds = [after - before for before, after in pairwise(ends)]
-    report(seconds, evaluate(net, workload), started)
+    if not args.every or rounds % args.every:
+        note_accuracy(result.arrays)
+    report([after - before for before, after in pairwise(ends)], curve, started)
 
 
 run_simulation(

@@ -3,7 +3,16 @@
 import time
 
 import numpy as np
-from workload import BATCH, LR, PER_ROUND, load_workload, make_network, read_arguments, report
+from workload import (
+    BATCH,
+    LR,
+    PER_ROUND,
+    Curve,
+    load_workload,
+    make_network,
+    read_arguments,
+    report,
+)
 
 import pliant as pl
 from pliant.data import FederatedData
@@ -18,7 +27,8 @@ def main() -> None:
     test = pl.ImageDataset.from_tensors(workload.test_images, workload.test_labels)
     rows = np.arange(devices * per_device).reshape(devices, per_device)
     data = FederatedData(train, test, train.select(rows[0][:0]), tuple(rows), rows[0][:0])
-    ends, accuracy = [time.perf_counter()], None
+    ends: list[float] = [time.perf_counter()]
+    curve: Curve = []
     for record in pl.simulate(
         pl.FedAvg(local=pl.LocalTraining(batch=BATCH, optimiser=pl.Sgd(lr=LR))),
         make_network(),
@@ -27,14 +37,14 @@ def main() -> None:
         rounds=args.rounds,
         settings=pl.RunSettings(
             per_round=PER_ROUND,
-            evaluation=pl.Evaluation(every=args.rounds, statistics=pl.RunningStats()),
+            evaluation=pl.Evaluation(every=args.every or args.rounds, statistics=pl.RunningStats()),
         ),
         workers=pl.ProcessWorkers(args.processes) if args.processes > 1 else pl.InlineWorkers(),
     ):
         ends.append(time.perf_counter())
-        accuracy = record.accuracy
-    assert accuracy is not None
-    report(list(np.diff(ends)), accuracy, started)
+        if record.accuracy is not None:
+            curve.append((ends[-1] - started, record.accuracy))
+    report(list(np.diff(ends)), curve, started)
 
 
 if __name__ == "__main__":

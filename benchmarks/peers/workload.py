@@ -59,6 +59,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("data", type=Path)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--every", type=int, default=0, help="rounds; 0: evaluate at the end only")
     return parser.parse_args()
 
 
@@ -102,7 +103,10 @@ def evaluate(net: nn.Module, workload: Workload) -> float:
     return hits / len(workload.test_labels)
 
 
-def report(seconds: list[float], accuracy: float, started: float) -> None:
-    """Print the seconds of each round, the accuracy, and the time of the whole program."""
+Curve = list[tuple[float, float]]  # seconds of the whole program so far, and accuracy
+
+
+def report(seconds: list[float], curve: Curve, started: float) -> None:
+    """Print the seconds of each round, all evaluations, and the time of the whole program."""
     whole = time.perf_counter() - started
-    print(json.dumps({"rounds": seconds, "accuracy": accuracy, "whole": whole}), flush=True)
+    print(json.dumps({"rounds": seconds, "curve": curve, "whole": whole}), flush=True)
