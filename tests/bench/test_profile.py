@@ -19,6 +19,8 @@ def test_sizes_cover_images_mini_batches_and_widths():
     assert {sample.scale.batch for sample in samples} == {0.5, 1.0}
     widths = {round(sum(s.subnet.counts) / sum(net.sizes), 3) for s in samples}
     assert len(widths) == len(WIDTHS)
+    for half in (samples[::2], samples[1::2]):  # one is fitted, the other held out
+        assert {sample.scale.side is None for sample in half} == {True, False}
     assert samples[0].scale == AS_IS
     assert samples[0].subnet.counts == net.sizes
 

@@ -1,16 +1,17 @@
 """Virtual time that follows a model of step time instead of MACs."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace as change
-from tests.engine.small_runs import LOCAL, SETTINGS, data, images, network, run
+from tests.engine.small_runs import FLEET, LOCAL, SETTINGS, data, images, network, run
 
 from pliant.data import Iid
 from pliant.data.federated import TrainTestData
-from pliant.devices import ConstantTrace, CostRows, Fleet, PerBatch, PerRound
+from pliant.devices import ConstantTrace, CostRows, Fleet, PerBatch, PerRound, RowChoice
 from pliant.engine.ledger import TaskRecord
 from pliant.engine.round_rules import RoundRules
 from pliant.engine.round_tasks import make_tasks
@@ -22,6 +23,7 @@ from pliant.methods import (
     ElasticBatch,
     FedBuff,
     FedProx,
+    Fjord,
     HeteroFl,
     LocalTraining,
     Progressive,
@@ -34,6 +36,7 @@ from pliant.table_search import StepTimeModel
 
 PARTIAL = RoundRules(late="partial", grace=0.0)
 BY_MACS = StepTimeModel(start=0.0, per_mac=1e-9, per_byte=0.0, batch=8)
+TIMED_FLEET = change(FLEET, macs_per_second=5e7)  # about a pass per second
 FIVES = LocalTraining(batch=5)  # into which the 75 images of one of four devices divide
 MIXED = StepTimeModel(start=2e-4, per_mac=1e-9, per_byte=5e-9, batch=8)
 
@@ -93,8 +96,8 @@ def test_rows_fit_by_their_time(policy):
 )
 def test_if_steps_take_time_in_proportion_to_macs_nothing_changes(method, late):
     settings = change(SETTINGS, rounds=3, rules=RoundRules(late=late))
-    plain = run(method, settings=settings)
-    timed = run(method, settings=change(settings, step_time=BY_MACS))
+    plain = run(method, fleet=TIMED_FLEET, settings=settings)
+    timed = run(method, fleet=TIMED_FLEET, settings=change(settings, step_time=BY_MACS))
     assert plain[-1].digest == timed[-1].digest
     for before, after in zip(plain, timed, strict=True):
         assert after.seconds == pytest.approx(before.seconds)
@@ -157,11 +160,63 @@ def test_small_mini_batches_pay_for_their_start(tmp_path):
 def test_a_run_with_step_times_resumes_exactly(tmp_path):
     settings = change(SETTINGS, step_time=MIXED)
     method = Progressive(local=LocalTraining(batch=8, epochs=4))
-    whole = run(method, settings=settings)
-    for _ in run(method, settings=settings, folder=tmp_path, is_stopped=lambda: True):
-        pass
-    rest = run(method, settings=settings, folder=tmp_path)
+    whole = run(method, fleet=TIMED_FLEET, settings=settings)
+    options = {"fleet": TIMED_FLEET, "settings": settings, "folder": tmp_path}
+    run(method, **options, is_stopped=lambda: True)
+    rest = run(method, **options)
     assert len(rest) < len(whole)
     assert rest[-1].digest == whole[-1].digest
     with pytest.raises(ValueError, match="holds a run with"):
-        run(method, settings=SETTINGS, folder=tmp_path)
+        run(method, fleet=TIMED_FLEET, settings=SETTINGS, folder=tmp_path)
+
+
+def test_what_has_no_known_step_time_is_refused():
+    settings = change(SETTINGS, step_time=MIXED)
+    with pytest.raises(ValueError, match=r"Expected `fleet\.macs_per_second` with `step_time`"):
+        run(FedProx(local=LOCAL), settings=settings)
+    with pytest.raises(ValueError, match="Expected no `step_time` for Fjord"):
+        run(Fjord(local=LOCAL), fleet=TIMED_FLEET, settings=settings)
+    with pytest.raises(ValueError, match="got OwnPolicy"):
+        run(OwnBudget(), fleet=TIMED_FLEET, settings=settings)
+
+
+class OwnPolicy:
+    is_per_round = False
+
+    def choose(self, status):
+        return RowChoice(np.zeros(len(status.devices), np.int64), status.full_macs)
+
+
+class OwnBudget:
+    local = LOCAL
+
+    def make_budget_policy(self, net):
+        return OwnPolicy()
+
+
+def test_a_run_from_before_the_setting_resumes(tmp_path):
+    run(folder=tmp_path, is_stopped=lambda: True)
+    path = tmp_path / "inputs.json"
+    inputs = json.loads(path.read_text())
+    del inputs["settings"]["step_time"]
+    path.write_text(json.dumps(inputs))
+    assert run(folder=tmp_path)[-1].digest == run()[-1].digest
+
+
+@pytest.mark.parametrize("changes", ["anytime", "batch"])
+def test_open_passes_stop_before_a_slow_step_would_be_late(changes):
+    # at 40 MAC/s, steps of 10 MACs take 0.3 s instead of 0.25: three fit into a round
+    tasks = make_tasks(np.array([0]), 8, 10.0)
+    tasks = replace(tasks, slowness=np.array([1.2]), open_passes=2)
+    fleet = Fleet(size=1, macs_per_second=40.0)
+    rules = RoundRules(late="discard", grace=0.0, changes=changes)
+    policy = PerBatch(CostRows((1.0,), times=(1.2,)), "unlimited")
+    table = build_timetable(fleet, policy, tasks, rules)
+    assert table.used_steps.tolist() == [3]
+    assert table.arrival == pytest.approx([0.9])
+    assert table.useful.tolist() == [30.0]
+
+
+def test_a_slow_row_does_not_hide_a_faster_one():
+    rows = CostRows((0.25, 0.5, 1.0), times=(0.9, 0.3, 1.0))
+    assert rows.find_rows(np.array([0.2, 0.3, 0.95, 1.0])).tolist() == [0, 1, 1, 2]

@@ -82,7 +82,8 @@ def measure(
         for sample in samples
     ]
     half_fit = fit_step_time_model(costs[::2], times[::2], batch)
-    error = statistics.median(compute_relative_errors(half_fit, costs[1::2], times[1::2]).tolist())
+    errors = compute_relative_errors(half_fit, costs[1::2], times[1::2])
+    error = statistics.median(errors.tolist())
     total = sum(elastic_net.sizes)
     full_size = [number for number, sample in enumerate(samples) if sample.scale == AS_IS]
     return StepTimeFit(
@@ -116,7 +117,8 @@ def _draw_sizes(elastic_net: Elastic, count: int) -> list[_Sample]:
         least = full_side
     samples = [_Sample(elastic_net, elastic_net.full, AS_IS)]
     for number in range(1, count):
-        side = int(rng.integers(least, full_side + 1)) if number % 2 else full_side
+        # not by odd and even numbers, which are fitted and held out
+        side = full_side if number % 4 > 1 else int(rng.integers(least, full_side + 1))
         width, batch = WIDTHS[rng.integers(len(WIDTHS))], 0.5 if number % 5 == 0 else 1.0
         net = elastic_net.at(side, side)
         samples.append(

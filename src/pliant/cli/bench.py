@@ -1,6 +1,5 @@
 """`pliant bench`: measure pliant on this machine."""
 
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -120,7 +119,7 @@ def profile(
         sizes: Also time smaller images and mini-batches, if the network takes them.
         out: JSON file for the profile, as `search.profile` and `step_time` expect it.
         picture: PNG or SVG file for a plot of MACs and time against the share of dropped filters.
-        json: Print one JSON line with all times.
+        json: Print one JSON line with the times of all steps at full size.
     """
     from pliant.bench import profile
     from pliant.cli.progress import print_json, print_line
@@ -137,8 +136,8 @@ def profile(
             raise IsADirectoryError(f"{path}: expected a file to write, found a folder")
     numbers = dict(map(_parse_option, options))
     try:
-        inspect.signature(MODELS[network]).bind(**numbers)
-    except TypeError as error:
+        MODELS[network](**numbers)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"network {network}: {error}") from None
     fit = profile.measure(
         network, seconds=seconds, subnets=subnets, batch=batch, sizes=sizes, options=numbers

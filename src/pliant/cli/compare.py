@@ -65,6 +65,8 @@ def compare(
 
     if not 0.0 < target <= 1.0:
         raise ValueError(f"Expected a target accuracy above 0 and up to 1, got {target}")
+    if fresh and only:
+        raise ValueError("Expected --fresh without --only: it renames the folder of all runs")
     runs = load_sweep(spec, overrides)
     if not runs[0].axis_values:
         raise ValueError(

@@ -124,13 +124,18 @@ class CostRows:
 
     @cached_property
     def time_array(self) -> FloatArray:
-        """Return what each row takes; one that is faster than a cheaper row, as long as that."""
-        return np.maximum.accumulate(self.times or self.shares)
+        return np.array(self.times or self.shares, np.float64)
+
+    @cached_property
+    def _least_times(self) -> FloatArray:
+        """Return the shortest time of each row and all costlier ones, which rises."""
+        least: FloatArray = np.minimum.accumulate(self.time_array[::-1])[::-1]
+        return least
 
     def find_rows(self, share: FloatArray) -> IntArray:
         """Return the last row that takes at most `share`, or else the first row."""
         share = share * (1 + ROUNDING_TOLERANCE)
-        end: IntArray = np.searchsorted(self.time_array, share, side="right")
+        end: IntArray = np.searchsorted(self._least_times, share, side="right")
         return np.maximum(end - 1, 0)
 
     def find_fitting_rows(self, row: IntArray, fits: BoolArray | None) -> IntArray:

@@ -16,6 +16,7 @@ from pliant.methods.base import LocalTraining
 from pliant.methods.privacy import check_private_method, require_accountant
 from pliant.methods.verbs import (
     Distils,
+    HasStepCost,
     Method,
     RunsAsynchronously,
     ScalesInputs,
@@ -92,6 +93,21 @@ def check_asynchronous(method: Method, settings: RunSettings, fleet: Fleet) -> N
         raise ValueError(
             f'Expected select = "uniform" or "available" for an asynchronous method, got {kind}, '
             "which counts rounds"
+        )
+
+
+def check_step_time(method: Method, settings: RunSettings, fleet: Fleet) -> None:
+    """Raise if virtual time cannot follow the step times of these settings."""
+    if settings.step_time is None:
+        return
+    if fleet.macs_per_second is None:
+        raise ValueError(
+            "Expected `fleet.macs_per_second` with `step_time`: the speed of the full network"
+        )
+    if isinstance(method := get_inner_method(method), HasStepCost):
+        raise ValueError(
+            f"Expected no `step_time` for {type(method).__name__}: it counts the MACs of its steps "
+            "itself, and their time is not known"
         )
 
 

@@ -68,7 +68,7 @@ class RunSettings(Value, frozen=True):
     compression: AnyCompression = Uncompressed()  # of the devices' updates
     step_records: bool = True  # the time and row of every mini-batch, in the record of its task
     privacy: DevicePrivacy | None = None  # of every device, against those who see the network
-    step_time: StepTimeModel | None = None  # of a device at speed 1; None: in proportion to MACs
+    step_time: StepTimeModel | None = None  # whose ratios virtual time follows; None: MACs
 
 
 @dataclass

@@ -11,7 +11,12 @@ from torch import nn
 from pliant.data import FederatedData
 from pliant.devices import Fleet
 from pliant.engine.async_loop import AsyncDevices, PooledTasks
-from pliant.engine.checks import check_asynchronous, check_privacy, check_trainable
+from pliant.engine.checks import (
+    check_asynchronous,
+    check_privacy,
+    check_step_time,
+    check_trainable,
+)
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.local_work import run_job
 from pliant.engine.round_loop import Run, RunSettings, Transport, run_rounds
@@ -77,6 +82,7 @@ def simulate(
     check_asynchronous(method, settings, fleet)
     check_trainable(method, net, data, settings.evaluation, options)
     check_privacy(method, net, settings)
+    check_step_time(method, settings, fleet)
     inner = get_inner_method(method)
     server_state, device_state = init_states(inner, get_params(net))  # may fail: before the folder
     folder = None if folder is None else Path(folder)

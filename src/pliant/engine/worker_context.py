@@ -121,7 +121,9 @@ class WorkerContext:
     def budget_policy(self) -> BudgetPolicy:
         """Return the policy by which devices choose the cost of each mini-batch."""
         policy = self._own_policy
-        if self.slowness is None or not isinstance(policy, PerBatch | PerRound):
+        if self.slowness is None or policy is FULL_NETWORK:
+            return policy
+        if not isinstance(policy, PerBatch | PerRound):
             return policy
         times = policy.rows.share_array * self.slowness
         return replace(policy, rows=replace(policy.rows, times=tuple(times.tolist())))
@@ -138,8 +140,13 @@ class WorkerContext:
         if self.step_time is None:
             return None
         policy = self._own_policy
-        count = len(policy.rows.shares) if isinstance(policy, PerDevice) else len(self._rows)
-        return np.array([self._compute_slowness(self.step_time, row) for row in range(count)])
+        if not isinstance(policy, PerBatch | PerRound | PerDevice):
+            raise ValueError(
+                "Expected a PerBatch, PerRound or PerDevice policy for `step_time`, got "
+                f"{type(policy).__name__}"
+            )
+        rows = range(len(policy.rows.shares))
+        return np.array([self._compute_slowness(self.step_time, row) for row in rows])
 
     def _compute_slowness(self, model: StepTimeModel, row: int) -> float:
         """Return the time of a row's steps over that of the full network at the same MACs.

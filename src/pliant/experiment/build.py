@@ -14,7 +14,12 @@ from pliant.data import AnyPartition, FederatedData, Iid, ImageDataset, TrainTes
 from pliant.data.declared import DeclaredData
 from pliant.data.mixtures import MIXTURES, join_clients
 from pliant.data.own_images import ImageForm, OwnImages, read_own_images, wrap_own_images
-from pliant.engine.checks import check_asynchronous, check_privacy, check_trainable
+from pliant.engine.checks import (
+    check_asynchronous,
+    check_privacy,
+    check_step_time,
+    check_trainable,
+)
 from pliant.engine.evaluation import Evaluation
 from pliant.engine.ledger import RoundRecord
 from pliant.engine.simulate import simulate
@@ -80,6 +85,7 @@ def _build_checked_network(
         options = experiment.network.elastic_options
         check_trainable(method, net, data, experiment.evaluation, options)
         check_privacy(method, net, experiment.settings)
+        check_step_time(method, experiment.settings, experiment.fleet)
     return net
 
 

@@ -40,7 +40,7 @@ class StepTimeModel(Value, frozen=True):
     def __post_init__(self) -> None:
         Value.__post_init__(self)
         if not self.start + self.per_mac + self.per_byte > 0:
-            raise ValueError("Expected a constant above 0, got only zeros - at `StepTimeModel`")
+            raise ValueError("Expected `start`, `per_mac` or `per_byte` above 0, got only zeros")
 
     def predict_seconds(
         self,
