@@ -19,6 +19,7 @@ from pliant.methods import Distreal, FedAvg
 from pliant.methods.privacy import DevicePrivacy
 from pliant.methods.validation import ValidationPolicy
 from pliant.params import digest, get_params
+from pliant.table_search import StepTimeModel
 from pliant.value import decode, encode
 from pliant.workers.pool import InlineWorkers, ProcessWorkers
 
@@ -75,6 +76,7 @@ def test_the_settings_have_every_field_of_the_same_name():
         "compression": Int8(),
         "step_records": False,
         "privacy": DevicePrivacy(clip=1.0, noise=1.0),
+        "step_time": StepTimeModel(start=1e-3, per_mac=1e-10, per_byte=0.0, batch=8),
     }
     assert set(changed) == set(RunSettings.__struct_fields__)
     experiment = Experiment(FedAvg(), Fleet(size=2), **changed)

@@ -144,3 +144,11 @@ def test_the_table_of_an_inner_method_is_loaded_too(spec):
         .replace('.safetensors"', '.safetensors" }')
     )
     assert load_experiment(path).method.inner.table == table
+
+
+def test_the_profile_of_a_clock_is_read_and_relative_to_the_toml_file(tmp_path):
+    profile = StepTimeModel(start=1e-3, per_mac=2e-10, per_byte=3e-11, batch=32, error=0.05)
+    save_step_time_model(tmp_path / "clock.json", profile)
+    path = tmp_path / "run.toml"
+    path.write_text('step_time = "clock.json"\n[method]\ntype = "fedavg"\n[fleet]\nsize = 2\n')
+    assert load_experiment(path).step_time == profile
