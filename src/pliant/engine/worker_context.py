@@ -120,12 +120,10 @@ class WorkerContext:
     @cached_property
     def budget_policy(self) -> BudgetPolicy:
         """Return the policy by which devices choose the cost of each mini-batch."""
-        policy = self._own_policy
-        if self.slowness is None or policy is FULL_NETWORK:
+        policy, factors = self._own_policy, self.slowness
+        if factors is None or policy is FULL_NETWORK or not isinstance(policy, PerBatch | PerRound):
             return policy
-        if not isinstance(policy, PerBatch | PerRound):
-            return policy
-        times = policy.rows.share_array * self.slowness
+        times = policy.rows.share_array * factors
         return replace(policy, rows=replace(policy.rows, times=tuple(times.tolist())))
 
     @cached_property
