@@ -62,7 +62,9 @@ def main() -> None:
     if not data.exists():
         write_data(data)
     pythons = {
-        name: make_environment(args.out / name, packages) for name, packages in PEERS.items()
+        name: make_environment(args.out / name, packages)
+        for name, packages in PEERS.items()
+        if any(PROGRAMS[program][0] == name for program in args.programs)
     }
     results: dict[str, list[Result]] = {name: [] for name in args.programs}
     for repeat in range(args.repeats):

@@ -97,7 +97,7 @@ def evaluate(net: nn.Module, workload: Workload) -> float:
     net.eval()
     hits = 0
     for images, labels in zip(
-        workload.test_images.split(500), workload.test_labels.split(500), strict=True
+        workload.test_images.split(125), workload.test_labels.split(125), strict=True
     ):
         hits += int((net(images).argmax(dim=1) == labels).sum())
     return hits / len(workload.test_labels)
