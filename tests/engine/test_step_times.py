@@ -205,16 +205,16 @@ def test_a_run_from_before_the_setting_resumes(tmp_path):
 
 @pytest.mark.parametrize("changes", ["anytime", "batch"])
 def test_open_passes_stop_before_a_slow_step_would_be_late(changes):
-    # at 40 MAC/s, steps of 10 MACs take 0.3 s instead of 0.25: three fit into a round
-    tasks = make_tasks(np.array([0]), 8, 10.0)
-    tasks = replace(tasks, slowness=np.array([1.2]), open_passes=2)
-    fleet = Fleet(size=1, macs_per_second=40.0)
+    # at 100 MAC/s, steps of 10 MACs take 0.15 s instead of 0.1: six fit, the seventh would be late
+    tasks = make_tasks(np.array([0]), 12, 10.0)
+    tasks = replace(tasks, slowness=np.array([1.5]), open_passes=2)
+    fleet = Fleet(size=1, macs_per_second=100.0)
     rules = RoundRules(late="discard", grace=0.0, changes=changes)
-    policy = PerBatch(CostRows((1.0,), times=(1.2,)), "unlimited")
+    policy = PerBatch(CostRows((1.0,), times=(1.5,)), "unlimited")
     table = build_timetable(fleet, policy, tasks, rules)
-    assert table.used_steps.tolist() == [3]
+    assert table.used_steps.tolist() == [6]
     assert table.arrival == pytest.approx([0.9])
-    assert table.useful.tolist() == [30.0]
+    assert table.useful.tolist() == [60.0]
 
 
 def test_a_slow_row_does_not_hide_a_faster_one():
