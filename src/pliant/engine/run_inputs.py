@@ -54,7 +54,8 @@ def check_inputs(folder: Path, inputs: dict[str, Any], *, rounds_dependency: str
             )
         run_dir.write_inputs(folder, new)
         return
-    old["settings"] = encode(RunSettings()) | old["settings"]  # added since
+    # settings that are newer than the run have their defaults
+    old["settings"] = encode(RunSettings()) | old["settings"]
     old_rounds, new_rounds = old["settings"]["rounds"], new["settings"]["rounds"]
     old["settings"]["rounds"] = new_rounds
     if difference := describe_difference(old, new):
