@@ -89,6 +89,26 @@ def test_extrapolation_counts_absent_coordinates_as_unchanged():
     assert get_weights(method.merge(net, state, updates)) == [5 * -0.5, 0.0]
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_is_that_of_pytorch(nesterov):
+    options = {"lr": 0.5, "momentum": 0.75, "nesterov": nesterov}
+    weight = torch.zeros(2, requires_grad=True)
+    oracle = torch.optim.SGD([weight], **options)
+    state = None
+    for devices in (TWO_DEVICES, TWO_DEVICES[:1], TWO_DEVICES[1:]):
+        before = [0.0, 0.0] if state is None else get_weights(state)
+        plain = run_round(FedAvg(PLAIN), devices, state)
+        weight.grad = torch.tensor(before) - torch.tensor(get_weights(plain))
+        oracle.step()
+        state = run_round(FedAvg(PLAIN, server=ServerSgd(**options)), devices, state)
+        assert get_weights(state) == pytest.approx(weight.tolist(), rel=1e-6)
+
+
+def test_nesterov_needs_momentum():
+    with pytest.raises(ValueError, match=r"momentum above 0 with nesterov, got 0 - at"):
+        ServerSgd(nesterov=True)
+
+
 def with_server(name, server):
     return msgspec.structs.replace(laws.METHODS[name], server=server)
 
@@ -107,7 +127,7 @@ def test_momentum_changes_no_bit_of_a_first_round_but_later_ones(name):
 @pytest.mark.parametrize(
     "server",
     [
-        ServerSgd(0.5, 0.9),
+        ServerSgd(0.5, 0.9, nesterov=True),
         ServerAdam(),
         ServerYogi(),
         ServerAdagrad(beta1=0.5),

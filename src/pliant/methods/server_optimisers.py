@@ -3,7 +3,8 @@
 Hsu et al., "Measuring the effects of non-identical data distribution for federated visual
 classification", 2019 (momentum: FedAvgM). Reddi et al., "Adaptive federated optimization", ICLR
 2021 (FedAdam, FedYogi, FedAdagrad). Jhunjhunwala et al., "FedExP: Speeding up federated averaging
-via extrapolation", ICLR 2023.
+via extrapolation", ICLR 2023. Douillard et al., "DiLoCo: Distributed low-communication training of
+language models", 2023 (Nesterov momentum for merged deltas).
 """
 
 from collections.abc import Callable, Sequence
@@ -61,6 +62,8 @@ class ServerStep:
 class ServerSgd(Value, frozen=True, tag="sgd"):
     """Step along the merged delta; with momentum this is FedAvgM.
 
+    With `nesterov`, the newest delta counts once more than in the momentum, as in PyTorch's SGD.
+
     >>> import pliant as pl
     >>> pl.FedAvg(server=pl.ServerSgd(momentum=0.9)).server.momentum  # FedAvgM
     0.9
@@ -68,6 +71,14 @@ class ServerSgd(Value, frozen=True, tag="sgd"):
 
     lr: Positive = 1.0
     momentum: MomentumFactor = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if self.nesterov and not self.momentum:
+            raise ValueError(
+                "Expected a momentum above 0 with nesterov, got 0 - at `$.momentum` of ServerSgd"
+            )
 
     def compute_step(
         self, net: Elastic, state: HasMoments, delta: Params, mean_square: Callable[[], float]
@@ -75,8 +86,10 @@ class ServerSgd(Value, frozen=True, tag="sgd"):
         """Return the step for a round's merged delta."""
         if not self.momentum:
             return ServerStep(delta, self.lr)
-        delta = _update_moment(net, state.momentum, delta, self.momentum, 1.0)
-        return ServerStep(delta, self.lr, _select_trainable(net, delta))
+        moment = _update_moment(net, state.momentum, delta, self.momentum, 1.0)
+        kept = _select_trainable(net, moment)
+        step = _update_moment(net, kept, delta, self.momentum, 1.0) if self.nesterov else moment
+        return ServerStep(step, self.lr, kept)
 
 
 class ServerAdam(Value, frozen=True, tag="adam"):
