@@ -1,6 +1,7 @@
-"""Draw the picture of the README: accuracy over virtual seconds, from published evaluations.
+r"""Draw the picture of the README: accuracy over virtual seconds, from published evaluations.
 
-python scripts/draw_race.py docs/results/progressive_cifar10.csv docs/pictures/progressive.png
+python scripts/draw_race.py docs/results/progressive_cifar10_nesterov.csv \
+    docs/pictures/progressive.png
 """
 
 import argparse
