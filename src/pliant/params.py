@@ -41,6 +41,28 @@ def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Params:
     return {name: tensor - right[name] for name, tensor in left.items()}
 
 
+def update_average(average: Params, params: Params, decay: float, count: int) -> Params:
+    """Return the exponential moving average after one more value, `count` of which went before.
+
+    Until there are 1 / (1 - decay) values, it is their plain mean. Integers are not averaged.
+
+    >>> import torch
+    >>> from pliant.params import update_average
+    >>> average = {}
+    >>> for count, value in enumerate([1.0, 3.0, 4.0]):
+    ...     average = update_average(average, {"w": torch.tensor(value)}, 0.5, count)
+    >>> average
+    {'w': tensor(3.)}
+    """
+    share = 1 - min(decay, count / (count + 1))
+    if not average or share == 1.0:
+        return params
+    return {
+        name: torch.lerp(average[name], tensor, share) if tensor.is_floating_point() else tensor
+        for name, tensor in params.items()
+    }
+
+
 def normalise_weights(weights: Sequence[float]) -> list[float]:
     """Scale weights to sum to one; equal ratios give bit-identical results at any scale.
 

@@ -76,6 +76,7 @@ def test_the_settings_have_every_field_of_the_same_name():
         "compression": Int8(),
         "step_records": False,
         "privacy": DevicePrivacy(clip=1.0, noise=1.0),
+        "ema_decay": 0.9,
         "step_time": StepTimeModel(start=1e-3, per_mac=1e-10, per_byte=0.0, batch=8),
     }
     assert set(changed) == set(RunSettings.__struct_fields__)

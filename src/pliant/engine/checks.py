@@ -111,6 +111,15 @@ def check_step_time(method: Method, settings: RunSettings, fleet: Fleet) -> None
         )
 
 
+def check_average(method: Method, settings: RunSettings) -> None:
+    """Raise if there is no shared network whose rounds could be averaged."""
+    if settings.ema_decay and isinstance(method, SharesPredictions):
+        raise ValueError(
+            f"Expected no `ema_decay` for {type(method).__name__}, each of whose devices has its "
+            "own network"
+        )
+
+
 def check_privacy(method: Method, net: nn.Module, settings: RunSettings) -> None:
     """Raise if these settings cannot keep devices private."""
     if settings.privacy is None:

@@ -37,7 +37,8 @@ from pliant.methods.validation import ValidationPolicy
 from pliant.methods.verbs import DependsOnFleet, HasServerCost, Personalises, TrainsOwnPart
 from pliant.nn.elastic import Elastic
 from pliant.nn.growth import silence_filters
-from pliant.params import Params, digest
+from pliant.nn.optimisers import MomentumFactor
+from pliant.params import Params, digest, update_average
 from pliant.rng import rng_stream
 from pliant.table_search.step_time import StepTimeModel
 from pliant.value import Count, Positive, Rounds, Value
@@ -68,6 +69,7 @@ class RunSettings(Value, frozen=True):
     compression: AnyCompression = Uncompressed()  # of the devices' updates
     step_records: bool = True  # the time and row of every mini-batch, in the record of its task
     privacy: DevicePrivacy | None = None  # of every device, against those who see the network
+    ema_decay: MomentumFactor = 0.0  # above 0, a mean over the rounds is tested and kept
     step_time: StepTimeModel | None = None  # whose ratios virtual time follows; None: MACs
 
 
@@ -253,6 +255,7 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
         history=history,
         residuals=residuals,
         releases=_list_releases(run, result),
+        average=_update_average(run, server_state, result),
     )
     record = sum_tasks(number, result.closed_at, result.tasks)
     epsilon = _compute_epsilon(run)
@@ -268,7 +271,7 @@ def finish_round(run: Run, result: RoundResult) -> RoundRecord:
     if is_last or run.settings.evaluation.is_due(number, start, result.closed_at):
         record = _add_scores(run, record, old_params, result.updates, part)
     if is_last:
-        record = msgspec.structs.replace(record, digest=digest(server_state.params))
+        record = msgspec.structs.replace(record, digest=digest(run.state.trained_params))
     return record
 
 
@@ -277,6 +280,14 @@ def _count_server_macs(context: WorkerContext, updates: list[Update]) -> float:
     if not updates or not isinstance(context.method, HasServerCost):
         return 0.0
     return context.method.server_macs(context.net, updates, len(context.data.proxy))
+
+
+def _update_average(run: Run, server_state: Any, result: RoundResult) -> Params:
+    """Return the average of the network over the rounds, after this one."""
+    state, decay = run.state, run.settings.ema_decay
+    if not decay or not result.updates:
+        return state.average
+    return update_average(state.average, server_state.params, decay, state.next_round)
 
 
 def _list_releases(run: Run, result: RoundResult) -> tuple[Release, ...]:
@@ -307,8 +318,8 @@ def _add_scores(
     if not len(run.context.data.test):
         return record
     net, data, how = run.context.net, run.context.data, run.settings.evaluation
-    params = run.state.server_state.params
-    trained_params = _zero_untrained_filters(run.context, run.state.server_state)
+    params = run.state.trained_params
+    trained_params = _zero_untrained_filters(run.context, run.state.server_state, params)
     if not data.test_shares:
         score, trained_score = evaluate(net.module, params, data, how), None
         if trained_params is not None or record.side is not None or part is not net:
@@ -346,12 +357,12 @@ def _list_personal_params(run: Run, old_params: Params, updates: list[Update]) -
     }
 
 
-def _zero_untrained_filters(context: WorkerContext, state: Any) -> Params | None:
+def _zero_untrained_filters(context: WorkerContext, state: Any, params: Params) -> Params | None:
     """Return the network without the filters that no device has trained yet, if there are any."""
     is_known = isinstance(state, CoverageState)
     subnet = build_trained_subnet(context.net, state) if is_known else None
     if subnet is None:
         return None
-    silenced = silence_filters(context.net, state.params, subnet)
-    is_same = all(torch.equal(silenced[name], tensor) for name, tensor in state.params.items())
+    silenced = silence_filters(context.net, params, subnet)
+    is_same = all(torch.equal(silenced[name], tensor) for name, tensor in params.items())
     return None if is_same else silenced

@@ -48,10 +48,17 @@ class RunState:
     residuals: dict[int, Params] = field(default_factory=dict)  # of compression, by device
     declarations: dict[int, DataDeclaration] = field(default_factory=dict)  # by device
     releases: tuple[Release, ...] = ()  # rounds that count for privacy
+    average: Params = field(default_factory=dict)  # of the network over the rounds, if asked for
     # of asynchronous runs only
     dispatches: int = 0  # so far
     in_flight: tuple[TaskInFlight, ...] = ()
     base_params: dict[int, Params] = field(default_factory=dict)  # sent to them, by version
+
+    @property
+    def trained_params(self) -> Params:
+        """Return the network that is tested and kept: the average if there is one."""
+        params: Params = self.average or self.server_state.params
+        return params
 
 
 CHECKPOINTS = "checkpoints"
@@ -93,7 +100,9 @@ class RunStore:
     def save(self, run_state: RunState) -> None:
         """Write a checkpoint after all records so far; what devices keep is in files of its own."""
         server = flatten_state(run_state.server_state)
-        tensors = flatten({"server": server, "versions": run_state.base_params})
+        tensors = flatten(
+            {"server": server, "average": run_state.average, "versions": run_state.base_params}
+        )
         with _add_path_to_errors(self._checkpoints):
             parts = self._write_parts("devices", run_state.device_states)
             parts |= self._write_parts("residuals", run_state.residuals)
@@ -204,7 +213,7 @@ def load_trained_round(folder: str | Path) -> tuple[int, Params]:
     if newest is None:
         raise ValueError(f"{folder}: expected a run with a checkpoint, found none")
     run_state = _build_run_state(newest[1], newest[2], ServerState, NoneType)
-    return run_state.next_round, run_state.server_state.params
+    return run_state.next_round, run_state.trained_params
 
 
 def _build_run_state(
@@ -224,6 +233,7 @@ def _build_run_state(
         {int(device): residual for device, residual in residuals.items()},
         msgspec.convert(metadata.get("declarations", {}), dict[int, DataDeclaration], strict=False),
         tuple(Release(*release) for release in metadata.get("releases", ())),
+        select_subtree(tensors, "average"),
         metadata.get("dispatches", 0),
         msgspec.convert(metadata.get("in_flight", []), tuple[TaskInFlight, ...]),
         {int(version): params for version, params in versions.items()},

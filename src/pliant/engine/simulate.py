@@ -13,6 +13,7 @@ from pliant.devices import Fleet
 from pliant.engine.async_loop import AsyncDevices, PooledTasks
 from pliant.engine.checks import (
     check_asynchronous,
+    check_average,
     check_privacy,
     check_step_time,
     check_trainable,
@@ -80,6 +81,7 @@ def simulate(
         settings = msgspec.structs.replace(settings, rounds=rounds)
     options = elastic_options or ElasticOptions()
     check_asynchronous(method, settings, fleet)
+    check_average(method, settings)
     check_trainable(method, net, data, settings.evaluation, options)
     check_privacy(method, net, settings)
     check_step_time(method, settings, fleet)

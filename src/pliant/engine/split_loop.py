@@ -273,6 +273,8 @@ def check_split_rules(settings: RunSettings, fleet: Fleet, clients: int) -> None
         )
     if settings.step_time is not None:
         raise ValueError("Expected no `step_time` for a split method, whose time follows its MACs")
+    if settings.ema_decay:
+        raise ValueError("Expected no `ema_decay` for a split method, whose parts are not averaged")
     if settings.compression != Uncompressed():
         raise ValueError("Expected no `compression`: split methods encode activations by `payload`")
     if rules.over_selection and settings.per_round < clients:

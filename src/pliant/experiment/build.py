@@ -16,6 +16,7 @@ from pliant.data.mixtures import MIXTURES, join_clients
 from pliant.data.own_images import ImageForm, OwnImages, read_own_images, wrap_own_images
 from pliant.engine.checks import (
     check_asynchronous,
+    check_average,
     check_privacy,
     check_step_time,
     check_trainable,
@@ -81,6 +82,7 @@ def _build_checked_network(
         _check_output(experiment.network.name, net, data)
     if method is not None:
         check_asynchronous(method, experiment.settings, experiment.fleet)
+        check_average(method, experiment.settings)
         init_states(get_inner_method(method), get_params(net))  # fail now if one cannot be saved
         options = experiment.network.elastic_options
         check_trainable(method, net, data, experiment.evaluation, options)

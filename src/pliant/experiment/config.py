@@ -21,6 +21,7 @@ from pliant.experiment.user_code import hash_code, is_user_function, load_method
 from pliant.methods import AnyMethod, Method
 from pliant.methods.privacy import DevicePrivacy
 from pliant.methods.validation import ValidationPolicy
+from pliant.nn.optimisers import MomentumFactor
 from pliant.nn.sites import ElasticOptions
 from pliant.nn.table_file import load_table
 from pliant.split import AnySplit
@@ -127,6 +128,7 @@ class Experiment(Value, frozen=True):
     compression: AnyCompression = Uncompressed()
     step_records: bool = True
     privacy: DevicePrivacy | None = None
+    ema_decay: MomentumFactor = 0.0
     step_time: StepTimeModel | None = None  # or a profile: virtual time follows it, not MACs
     workers: AnyWorkers = ProcessWorkers()
     server_speed: Positive | None = None  # MAC/s, for split methods; None: the server takes no time

@@ -153,6 +153,14 @@ def test_devices_augment_images_as_the_simulation_does(tmp_path):
     assert records[-1].digest != compute_simulated_digest(make_experiment())
 
 
+def test_the_mean_over_the_rounds_is_that_of_the_simulation(tmp_path):
+    experiment = make_experiment(rounds=3, ema_decay=0.9)
+    transport = InProcessTransport(make_devices(experiment, tmp_path))
+    records = serve_rounds(experiment, transport, tmp_path / "run", pace="simulated")
+    assert records[-1].digest == compute_simulated_digest(experiment)
+    assert records[-1].digest != compute_simulated_digest(make_experiment(rounds=3))
+
+
 def test_a_measured_run_with_enough_time_equals_the_simulated_one(tmp_path):
     experiment = make_experiment("distreal")
     records = serve_rounds(

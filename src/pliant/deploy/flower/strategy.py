@@ -61,7 +61,7 @@ class PliantStrategy(Strategy):  # type: ignore[misc] # Flower's stubs are not r
         self.rejected: dict[int, str] = {}  # of the last round
 
     def arrays(self) -> ArrayRecord:
-        return ArrayRecord(self._run.state.server_state.params)
+        return ArrayRecord(self._run.state.trained_params)
 
     def summary(self) -> None:
         """No summary; see the experiment file."""

@@ -35,7 +35,7 @@ def score_on_devices(
     number, context = run.state.next_round - 1, run.context
     declared = {device: run.state.declarations[device] for device in devices}
     waiting = {device for device in devices if declared[device].tests}
-    params, how = run.state.server_state.params, run.settings.evaluation
+    params, how = run.state.trained_params, run.settings.evaluation
     settled = settle_statistics(context.net.module, params, context.data, how)
     requests, nonces, encoder = {}, {}, SharedEncoder()
     for device in sorted(waiting):
