@@ -12,6 +12,7 @@ from pliant.suggestions import explain_error
 NonNegative = Annotated[float, Meta(ge=0.0)]
 Positive = Annotated[float, Meta(gt=0.0)]
 Rounds = Annotated[int, Meta(ge=1, le=10**9)]
+Numbers = int | float | tuple[int | float, ...]  # one, or a list of them
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]

@@ -147,7 +147,7 @@ WRONG = [
     ("run good.toml network.options.hidden=0", "cnn: expected `hidden` above 0, got 0"),
     (
         "run good.toml network.options.hidden=wide",
-        "Expected `int | float` at `network.options....`",
+        "Expected `int | float | array` at `network.options....`",
     ),
     (
         "run good.toml network.input=[1,28,28]",

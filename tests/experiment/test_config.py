@@ -95,13 +95,16 @@ def test_the_command_line_overrides_the_file(spec):
             'data.name="digits"',
             'workers={type="inline"}',
             "network.options.hidden=16",
+            "network.options.filters=[6, 12]",
         ],
     )
     assert experiment.rounds == 5
     assert experiment.method.local.batch == 8
     assert experiment.method.budget == "as-written"
     assert experiment.workers == InlineWorkers()
-    assert experiment.network.options == {"hidden": 16}
+    assert experiment.network.options == {"hidden": 16, "filters": (6, 12)}
+    net, _ = build_experiment(experiment)
+    assert net.features[0].out_channels == 6
 
 
 @pytest.mark.parametrize(

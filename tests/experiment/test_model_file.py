@@ -23,7 +23,7 @@ BYTES = torch.Generator().manual_seed(1)
 # name, options and the samples of the data set
 NETWORKS = {
     "digits_cnn": ({}, (1, 28, 28)),
-    "digits_cnn_bn": ({}, (1, 28, 28)),
+    "digits_cnn_bn": ({"filters": (3, 5)}, (1, 28, 28)),
     "resnet20": ({"classes": 7}, (3, 32, 32)),
     "mobilenet_v2": ({"width": 0.25}, (3, 32, 32)),
     "vit_small": ({}, (3, 32, 32)),

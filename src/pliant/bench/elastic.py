@@ -26,7 +26,7 @@ from pliant.nn.subnet import Sampling, Subnet
 from pliant.nn.trainer import SubnetTrainer
 from pliant.params import get_params
 from pliant.rng import rng_stream
-from pliant.value import Value
+from pliant.value import Numbers, Value
 
 BATCH = 32
 Sampler = Callable[[int], Subnet]  # from the number of the step
@@ -60,7 +60,7 @@ def prepare_process() -> None:
     runtime.retain_freed_memory()
 
 
-def make_inputs(name: str, batch: int, **options: int | float) -> tuple[nn.Module, Tensor]:
+def make_inputs(name: str, batch: int, **options: Numbers) -> tuple[nn.Module, Tensor]:
     """Return a network and a mini-batch, always the same, for measurements on one thread."""
     prepare_process()
     with torch.random.fork_rng():

@@ -22,7 +22,7 @@ from pliant.table_search.step_time import (
     count_step_work,
     fit_step_time_model,
 )
-from pliant.value import Value
+from pliant.value import Numbers, Value
 
 WIDTHS = (1.0, 0.875, 0.75, 0.625, 0.5)  # of prefixes
 
@@ -52,7 +52,7 @@ def measure(
     subnets: int,
     batch: int,
     sizes: bool = False,
-    options: Mapping[str, int | float] | None = None,
+    options: Mapping[str, Numbers] | None = None,
 ) -> StepTimeFit:
     """Time subnets, fit all of them, and estimate the error of a fit to half on the other half.
 

@@ -1,12 +1,16 @@
 """`pliant bench`: measure pliant on this machine."""
 
+import inspect
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from cyclopts import App
 
 from pliant.cli import INTEGER
+from pliant.value import Numbers
 
 if TYPE_CHECKING:
     from pliant.bench.timing import Measurement
@@ -112,7 +116,7 @@ def profile(
 
     Args:
         network: A bundled network.
-        options: key=value options of the network, all of them numbers.
+        options: key=value options of the network: numbers, or lists of them like filters=[6,12].
         seconds: Time to measure.
         subnets: Subnets to time; half of them are held out to estimate the error.
         batch: Samples per step.
@@ -124,6 +128,7 @@ def profile(
     from pliant.bench import profile
     from pliant.cli.progress import print_json, print_line
     from pliant.nn.models import MODELS
+    from pliant.nn.models.initialisation import check_types
     from pliant.table_search.step_time import save_step_time_model
 
     if network not in MODELS:
@@ -136,6 +141,8 @@ def profile(
             raise IsADirectoryError(f"{path}: expected a file to write, found a folder")
     numbers = dict(map(_parse_option, options))
     try:
+        inspect.signature(MODELS[network]).bind(**numbers)
+        check_types(MODELS[network], numbers)
         MODELS[network](**numbers)
     except (TypeError, ValueError) as error:
         raise ValueError(f"network {network}: {error}") from None
@@ -157,13 +164,14 @@ def profile(
     )
 
 
-def _parse_option(text: str) -> tuple[str, int | float]:
-    """Return the name and the number of a key=value option."""
+def _parse_option(text: str) -> tuple[str, Numbers]:
+    """Return the name and the value of a key=value option."""
     key, _, value = text.partition("=")
     try:
-        return key.strip(), int(value) if value.strip().isdigit() else float(value)
-    except ValueError:
-        raise ValueError(f"Expected key=number, got {text!r}") from None
+        parsed = tomllib.loads(f"value = {value}")["value"]
+        return key.strip(), msgspec.convert(parsed, Numbers)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError):
+        raise ValueError(f"Expected key=number or key=[numbers], got {text!r}") from None
 
 
 def _check_seconds(seconds: float | None) -> None:

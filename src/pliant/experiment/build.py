@@ -37,6 +37,7 @@ from pliant.methods.verbs import Method, SharesPredictions, get_inner_method
 from pliant.nn.cut import split_network
 from pliant.nn.exits import ExitNetwork
 from pliant.nn.models import MODELS, SEQUENCE_MODELS
+from pliant.nn.models.initialisation import check_types
 from pliant.nn.norm_statistics import RunningStats
 from pliant.params import get_params
 from pliant.split import AnySplit
@@ -311,7 +312,9 @@ def build_network(network: NetworkConfig, data: FederatedData, seed: int) -> nn.
         torch.manual_seed(rng.derive_seed(seed, "weights"))
         try:
             signature.bind(**options)
-        except TypeError as error:
+            if name in known:
+                check_types(make, network.options)
+        except (TypeError, ValueError) as error:
             raise ValueError(f"network {name}: {error}") from None
         net = make(**options)
     if not isinstance(net, nn.Module):

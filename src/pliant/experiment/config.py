@@ -27,7 +27,16 @@ from pliant.nn.table_file import load_table
 from pliant.split import AnySplit
 from pliant.storage import run_dir
 from pliant.table_search import SearchSettings, StepTimeModel, load_step_time_model
-from pliant.value import Count, Positive, Rounds, Value, decode, describe_difference, encode
+from pliant.value import (
+    Count,
+    Numbers,
+    Positive,
+    Rounds,
+    Value,
+    decode,
+    describe_difference,
+    encode,
+)
 from pliant.workers.pool import AnyWorkers, ProcessWorkers
 
 
@@ -35,7 +44,7 @@ class NetworkConfig(Value, frozen=True):
     """A bundled network or `file.py:function`, and its options."""
 
     name: str = "digits_cnn"
-    options: dict[str, int | float] = msgspec.field(default_factory=dict)
+    options: dict[str, Numbers] = msgspec.field(default_factory=dict)
     hidden: bool = False  # narrow hidden linear layers too
     coupled: bool = True  # layers whose outputs are added or multiplied share one mask
     # of devices that bring their own data, where no data set tells them

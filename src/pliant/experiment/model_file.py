@@ -24,6 +24,7 @@ from pliant.data import ImageDataset
 from pliant.extras import require
 from pliant.params import Params
 from pliant.storage import atomic, formats
+from pliant.value import Numbers
 
 ModelFormat = Literal["safetensors", "pt2", "onnx"]
 METADATA_KEY, PT2_ENTRY = "pliant", "pliant.json"
@@ -42,7 +43,7 @@ class ModelInfo(Struct, frozen=True):
     """What a model file says about its network."""
 
     network: str
-    options: dict[str, int | float]
+    options: dict[str, Numbers]
     classes: tuple[str, ...]
     input: InputForm
     num_params: int

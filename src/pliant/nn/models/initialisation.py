@@ -1,12 +1,16 @@
-"""Shared by the bundled networks: size checks, He initialisation, and a pooled classifier.
+"""Shared by the bundled networks: checks of options, He initialisation, and a pooled classifier.
 
 He, Zhang, Ren, Sun: Delving Deep into Rectifiers, ICCV 2015.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod, sqrt
+from typing import get_type_hints
 
+import msgspec
 from torch import Tensor, nn
+
+from pliant.value import Numbers, decode
 
 
 def check_positive(network: str, sizes: Mapping[str, float]) -> None:
@@ -14,6 +18,18 @@ def check_positive(network: str, sizes: Mapping[str, float]) -> None:
     for name, size in sizes.items():
         if not size > 0:
             raise ValueError(f"{network}: expected `{name}` above 0, got {size}")
+
+
+def check_types(make: Callable[..., nn.Module], options: Mapping[str, Numbers]) -> None:
+    """Raise if an option of a bundled network is not of the type in the signature.
+
+    >>> from pliant.nn.models import digits_cnn
+    >>> check_types(digits_cnn, {"filters": (6, 7.5)})
+    Traceback (most recent call last):
+    ValueError: Expected `int` at `filters.1`, got 7.5
+    """
+    types = get_type_hints(make)
+    decode(dict(options), msgspec.defstruct("Options", [(key, types[key]) for key in options]))
 
 
 def init_he_weights(net: nn.Module) -> None:
