@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from pliant.data import Iid, ImageDataset, InputScale, resize
@@ -30,11 +31,13 @@ from pliant.methods import (
 )
 from pliant.methods.base import Step, Task, TaskKey, Update
 from pliant.nn.elastic import elastic
+from pliant.nn.frozen_cost import group_params
 from pliant.nn.growth import silence_filters
 from pliant.nn.models import cifar_cnn, digits_cnn_bn
 from pliant.nn.optimisers import Sgd
 from pliant.nn.pareto_table import ParetoTable
 from pliant.params import get_params
+from pliant.table_search import StepTimeModel
 from pliant.workers.pool import InlineWorkers, ProcessWorkers
 
 LOCAL = LocalTraining(Sgd(lr=0.05, clip=5.0), batch=8, epochs=4)
@@ -225,6 +228,75 @@ def test_silenced_filters_do_not_count(make):
     torch.testing.assert_close(module(x), expected, atol=1e-6, rtol=1e-6)
 
 
+def test_frozen_layers_stay_as_they_are(tmp_path):
+    run(Progressive((Stage(frozen=2),), LOCAL), folder=tmp_path)
+    before, after = get_params(make_network()), load_trained_params(tmp_path)
+    unchanged = {name for name in before if torch.equal(before[name], after[name])}
+    layers = group_params(elastic(make_network(), torch.zeros(1, 1, 16, 16)))
+    trainable = {name for name, _ in make_network().named_parameters()}
+    assert unchanged & trainable == layers[0] | layers[1]
+    assert len(layers[0]) == len(layers[1]) == 3  # a convolution and its norm
+
+
+def test_a_step_with_frozen_layers_is_that_of_plain_torch():
+    net, rng = elastic(make_network(), torch.zeros(1, 1, 16, 16)), torch.Generator().manual_seed(3)
+    batches = [(torch.rand(8, 1, 16, 16, generator=rng), torch.arange(8) % 4) for _ in range(3)]
+    stages = (Stage(0.5, side=8, frozen=1), Stage(0.9, frozen=1), Stage())
+    method = Progressive(stages, LocalTraining(Sgd(lr=0.05)))
+    steps = [
+        Step(x[:, :, :8, :8] if row == 0 else x, y, net.full, 1.0, row=row)
+        for row, (x, y) in enumerate(batches)
+    ]
+    task = Task(TaskKey(0, 0, 0), get_params(net.module), lr=0.05)
+    update = method.train(net, task, steps)
+    module = make_network().train()
+    frozen = [module.get_parameter(name) for name in group_params(net)[0]]
+    for step in steps:
+        for param in frozen:
+            param.requires_grad_(step.row == 2)
+        module.zero_grad()
+        F.cross_entropy(module(step.x), step.y).backward()
+        with torch.no_grad():
+            for param in module.parameters():
+                if param.grad is not None:
+                    param -= 0.05 * param.grad
+    for name, param in module.named_parameters():
+        trained = task.params[name] + update.delta[name]
+        torch.testing.assert_close(trained, param.detach(), atol=1e-6, rtol=1e-5)
+
+
+def test_steps_with_frozen_layers_cost_what_they_compute(tmp_path):
+    stages = (Stage(0.5, side=8, frozen=1), Stage(0.9, frozen=2), Stage())
+    method = Progressive(stages, LOCAL)
+    context = build_context(make_network(), DATA, method)
+    macs = []
+    for side, layers in ((8, 1), (16, 2), (16, 0)):
+        module, counter = make_network(), FlopCounterMode(display=False)
+        for name in frozenset().union(*group_params(context.net)[:layers]):
+            module.get_parameter(name).requires_grad_(False)
+        with counter:
+            module(torch.rand(8, 1, side, side)).sum().backward()
+        macs.append(counter.get_total_flops() / 2)
+    assert [context.batch_macs(row, 8, TaskKey(0, 0, 0), 0) for row in range(3)] == macs
+    assert macs[1] < 0.7 * macs[2]
+    run(method, make_fleet(0.7), folder=tmp_path)
+    for task in list_tasks(tmp_path):
+        row = int(task.round >= 2)
+        assert set(task.rows) == {row}
+        assert task.useful == pytest.approx(task.steps * macs[row])
+        assert task.steps == min(int(0.7 * 24 * FULL_MACS / macs[row] + 1e-9), 12)
+
+
+def test_frozen_layers_save_their_macs_in_the_time_of_a_step():
+    model = StepTimeModel(start=0.0, per_mac=1e-9, per_byte=0.0, batch=8)
+    by_bytes = StepTimeModel(start=1e-3, per_mac=0.0, per_byte=1e-9, batch=8)
+    method = Progressive((Stage(0.9, frozen=1), Stage()), LOCAL)
+    contexts = [build_context(make_network(), DATA, method, step_time=m) for m in (model, by_bytes)]
+    share = contexts[0].step_macs(0, TaskKey(0, 0, 0), 0) / FULL_MACS
+    np.testing.assert_allclose(contexts[0].slowness, [1, 1])
+    np.testing.assert_allclose(contexts[1].slowness, [1 / share, 1])  # as long as full steps
+
+
 def test_the_default_ramp_follows_the_network(caplog):
     pooled = build_context(make_network(), DATA, Progressive(local=LOCAL))
     assert [pooled.scale_inputs(row).side for row in range(3)] == [8, 12, None]
@@ -252,6 +324,13 @@ def test_a_stage_ends_when_the_loss_stalls():
     assert method.limit_row(net, method.init_state(state.params), 0.8) == 1  # on schedule
 
 
+def test_frozen_layers_need_the_full_width():
+    with pytest.raises(
+        ValueError, match=r"a width of 1 with frozen layers, got 0.5 - at `\$.width`"
+    ):
+        Stage(width=0.5, frozen=1)
+
+
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
@@ -269,6 +348,8 @@ def test_stages_end_in_order_at_the_end_of_the_run(stages, message):
     [
         ((Stage(0.5), Stage(side=8)), "stages of rising cost, got 1, 0.25"),
         ((Stage(0.5, side=3), Stage()), "cannot run at 3x3"),
+        ((Stage(0.5, frozen=4), Stage()), "fewer than the 4 layers of the network to be frozen"),
+        ((Stage(0.5), Stage(frozen=1)), "stages of rising cost, got 1, 0"),
     ],
 )
 def test_impossible_stages_are_refused_before_anything_is_written(stages, message, tmp_path):

@@ -162,6 +162,7 @@ def measure_rows(
     shares, seconds = [], []
     for share, row in _list_rows(context):
         subnet, scale = context.select_subnet(row, TaskKey(0, 0, 0), 0), context.scale_inputs(row)
+        trainer.freeze(context.list_frozen(row))
 
         def run_step(subnet: Subnet = subnet, scale: InputScale = scale) -> None:
             inputs, labels = scale.apply(x, y)

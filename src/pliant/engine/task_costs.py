@@ -40,7 +40,11 @@ def count_step_macs(
         return np.full(len(rows), full)
     costs = make_count_costs(net)
     if context.filter_counter is not None and costs is not None:
-        return costs.macs(context.filter_counter.count_filters(context.net, rows, keys, step))
+        counted = costs.macs(context.filter_counter.count_filters(context.net, rows, keys, step))
+        for row in np.unique(rows).tolist():
+            if (frozen := context.count_frozen_macs(row)) is not None:
+                counted[rows == row] = frozen
+        return counted
     tasks = [TaskKey(keys.seed, keys.round, device) for device in keys.devices.tolist()]
     macs = [context.step_macs(*task, step) for task in zip(rows.tolist(), tasks, strict=True)]
     return np.array(macs)

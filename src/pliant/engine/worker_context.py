@@ -20,19 +20,14 @@ from pliant.methods.aggregation import (
     open_stream,
     weight_by,
 )
-from pliant.methods.base import (
-    Step,
-    Task,
-    TaskKey,
-    Update,
-    train_locally,
-)
+from pliant.methods.base import Step, Task, TaskKey, Update, train_locally
 from pliant.methods.state import init_device_state
 from pliant.methods.verbs import (
     BoundsFilters,
     Broadcasts,
     CountsFilters,
     Distils,
+    FreezesLayers,
     HasBudgetPolicy,
     HasDeviceState,
     HasExtraUpload,
@@ -52,6 +47,7 @@ from pliant.methods.verbs import (
 )
 from pliant.nn.elastic import Elastic, elastic
 from pliant.nn.filter_counts import make_count_costs
+from pliant.nn.frozen_cost import count_unfrozen_macs
 from pliant.nn.memory import MemoryBounds, bound_memory
 from pliant.nn.sites import ElasticOptions
 from pliant.nn.subnet import Subnet
@@ -158,6 +154,9 @@ class WorkerContext:
             subnet = self.select_subnet(row, TaskKey(0, number, 0), 0)
             seconds += model.predict_seconds(net, subnet, batch_share=samples / model.batch)
             macs += samples * net.macs(subnet, training=True)
+        if (unfrozen := self.count_frozen_macs(row)) is not None:  # all activations are charged
+            saved = macs - SLOWNESS_DRAWS * samples * unfrozen
+            macs, seconds = macs - saved, seconds - model.per_mac * saved
         return seconds / macs / full
 
     def limit_row(self, state: Any, progress: float) -> int | None:
@@ -244,12 +243,20 @@ class WorkerContext:
         """Return the method if it counts the cost of its steps itself."""
         return self.method if isinstance(self.method, HasStepCost) else None
 
+    def list_frozen(self, row: int) -> frozenset[str]:
+        """Return the parameters that the steps of a row leave as they are."""
+        own = self.method
+        return own.list_frozen(self.net, row) if isinstance(own, FreezesLayers) else frozenset()
+
+    def count_frozen_macs(self, row: int) -> float | None:
+        """Return the MACs per sample of a row's steps if they leave some layers frozen."""
+        frozen = self.list_frozen(row)
+        return count_unfrozen_macs(self.net_at(row), frozen) if frozen else None
+
     @property
     def trains_full_network(self) -> bool:
         """Return whether every step trains the full network on a whole mini-batch, once."""
-        return (
-            self.subnet_selector is None and self.step_coster is None and self.input_scaler is None
-        )
+        return not any((self.subnet_selector, self.step_coster, self.input_scaler))
 
     @property
     def sends_subnets(self) -> bool:
@@ -280,10 +287,6 @@ class WorkerContext:
         return partial(train_locally, optimiser=self.method.local.optimiser)
 
     @cached_property
-    def _has_device_state(self) -> bool:
-        return isinstance(self.method, HasDeviceState)
-
-    @cached_property
     def filter_selector(self) -> SelectsFilters | None:
         """Return the method if it selects the filters of subnets by what devices are sent."""
         return self.method if isinstance(self.method, SelectsFilters) else None
@@ -305,6 +308,8 @@ class WorkerContext:
         """Return the MACs per sample of a training step."""
         if self.step_coster is not None:
             return self.step_coster.macs(self.net, row, key, step)
+        if (macs := self.count_frozen_macs(row)) is not None:
+            return macs
         subnet, net = self.select_subnet(row, key, step), self.net_at(row)
         if subnet is self.net.full and net is self.net:
             return self.full_macs
@@ -327,7 +332,7 @@ class WorkerContext:
 
     def train(self, task: Task, steps: Iterable[Step]) -> Update:
         """Train on a device."""
-        if task.device_state is None and self._has_device_state:
+        if task.device_state is None and isinstance(self.method, HasDeviceState):
             task = replace(task, device_state=init_device_state(self.method, task.params))
         return self._train(self.net, task, steps)
 
@@ -356,13 +361,9 @@ class WorkerContext:
         """Return the method if it trains the merged network on proxy images."""
         return self.method if isinstance(self.method, Distils) else None
 
-    @cached_property
-    def _broadcaster(self) -> Broadcasts | None:
-        return self.method if isinstance(self.method, Broadcasts) else None
-
     def broadcast(self, state: Any) -> Params:
         """Return what devices are sent along with the network."""
-        return {} if self._broadcaster is None else self._broadcaster.broadcast(state)
+        return self.method.broadcast(state) if isinstance(self.method, Broadcasts) else {}
 
     @cached_property
     def extra_upload_bytes(self) -> int:

@@ -24,7 +24,7 @@ from pliant.methods.base import (
 )
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd, merge_average
 from pliant.nn.elastic import Elastic
-from pliant.nn.frozen_cost import count_training_macs
+from pliant.nn.frozen_cost import count_training_macs, group_params
 from pliant.nn.net_cache import cache_on_net
 from pliant.nn.trainer import SubnetTrainer
 from pliant.value import Positive, Value
@@ -92,27 +92,15 @@ def _list_costs(net: Elastic) -> tuple[float, ...]:
 
 
 @cache_on_net
-def _group_params(net: Elastic) -> tuple[frozenset[str], ...]:
-    """Return the parameters of each layer; those of a norm belong to the layer before it."""
-    weights = {cost.layer for cost in net.program.layer_costs}
-    groups: list[set[str]] = []
-    for name, _ in net.module.named_parameters():
-        if name in weights or not groups:
-            groups.append(set())
-        groups[-1].add(name)
-    return tuple(map(frozenset, groups))
-
-
-@cache_on_net
 def _list_frozen(net: Elastic, block: Block) -> frozenset[str]:
-    groups = _group_params(net)
+    groups = group_params(net)
     return frozenset().union(*groups[: block[0]], *groups[block[1] :])
 
 
 @cache_on_net
 def _count_macs(net: Elastic) -> dict[Block, float]:
     """Count the MACs per sample of a training step of each block, by running it."""
-    blocks = combinations(range(len(_group_params(net)) + 1), 2)
+    blocks = combinations(range(len(group_params(net)) + 1), 2)
     return {
         block: count_training_macs(net, net.trainable_names - _list_frozen(net, block))
         for block in blocks

@@ -8,7 +8,7 @@ et al., ICML 2022).
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import ClassVar, Literal, NamedTuple
@@ -27,15 +27,26 @@ from pliant.methods.aggregation import (
     silence_untrained,
     track_coverage,
 )
-from pliant.methods.base import LocalTraining, TaskKey, TaskKeys, Update
+from pliant.methods.base import (
+    LocalTraining,
+    Step,
+    Task,
+    TaskKey,
+    TaskKeys,
+    Update,
+    make_step,
+    train_locally,
+)
 from pliant.methods.filter_orders import Width, select_prefix
 from pliant.methods.server_optimisers import AnyServerOptimiser, ServerSgd
 from pliant.methods.table_methods import merge_updates
 from pliant.nn.elastic import Elastic
 from pliant.nn.filter_counts import count_prefix_filters
+from pliant.nn.frozen_cost import count_unfrozen_macs, group_params
 from pliant.nn.net_cache import cache_on_net
 from pliant.nn.pareto_table import ParetoTable, Share, count_step_macs
 from pliant.nn.subnet import Subnet
+from pliant.nn.trainer import SubnetTrainer
 from pliant.params import Params
 from pliant.value import Count, Fraction, Natural, Value
 
@@ -56,6 +67,15 @@ class Stage(Value, frozen=True):
     side: Count | None = None  # of the images, in pixels; None: as they are
     width: Width = 1.0  # share of the filters, the first ones of every site
     batch: Share = 1.0  # share of the samples of a mini-batch
+    frozen: Natural = 0  # number of layers, from the first on, that steps do not change
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if self.frozen and self.width < 1.0:
+            raise ValueError(
+                f"Expected a width of 1 with frozen layers, got {self.width:g} - at `$.width` of "
+                "Stage"
+            )
 
 
 class StageRow(NamedTuple):
@@ -65,6 +85,7 @@ class StageRow(NamedTuple):
     rates: tuple[float, ...]
     side: int | None
     batch: float
+    frozen: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -126,6 +147,18 @@ class Progressive(Value, frozen=True, tag="progressive"):
         scheduled = sum(row.until <= progress for row in rows[:-1])
         return min(max(scheduled, state.stage), len(rows) - 1)
 
+    def list_frozen(self, net: Elastic, row: int) -> frozenset[str]:
+        return self._list_rows(net)[row].frozen
+
+    def train(self, net: Elastic, task: Task, steps: Iterable[Step]) -> Update:
+        train_step = make_step(task)
+
+        def train_unfrozen(trainer: SubnetTrainer, step: Step) -> Tensor:
+            trainer.freeze(self.list_frozen(net, step.row))
+            return train_step(trainer, step)
+
+        return train_locally(net, task, steps, self.local.optimiser, step_fn=train_unfrozen)
+
     def scale_inputs(self, net: Elastic, row: int) -> InputScale:
         stage_row = self._list_rows(net)[row]
         return InputScale(stage_row.side, stage_row.batch)
@@ -183,9 +216,20 @@ def _make_default_stages(net: Elastic) -> tuple[Stage, ...]:
 
 @cache_on_net
 def _make_rows(net: Elastic, stages: tuple[Stage, ...]) -> tuple[StageRow, ...]:
-    sites = len(net.sites)
+    sites, layers = len(net.sites), group_params(net)
+    most = max(stage.frozen for stage in stages)
+    if most >= len(layers):
+        raise ValueError(
+            f"Expected fewer than the {len(layers)} layers of the network to be frozen, got {most}"
+        )
     return tuple(
-        StageRow(stage.until, (1.0 - stage.width,) * sites, stage.side, stage.batch)
+        StageRow(
+            stage.until,
+            (1.0 - stage.width,) * sites,
+            stage.side,
+            stage.batch,
+            frozenset().union(*layers[: stage.frozen]),
+        )
         for stage in stages
     )
 
@@ -226,5 +270,8 @@ def _compute_shares(net: Elastic, rows: tuple[StageRow, ...]) -> tuple[float, ..
 
 
 def _compute_share(net: Elastic, row: StageRow) -> float:
-    macs = count_step_macs(net, select_prefix(net, row.rates), row.side, row.batch)
-    return macs / net.macs(net.full, training=True)
+    full = net.macs(net.full, training=True)
+    if row.frozen:
+        sized = net if row.side is None else net.at(row.side, row.side)
+        return row.batch * count_unfrozen_macs(sized, row.frozen) / full
+    return count_step_macs(net, select_prefix(net, row.rates), row.side, row.batch) / full

@@ -194,6 +194,14 @@ class HasStepCost(Protocol):
 
 
 @runtime_checkable
+class FreezesLayers(Protocol):
+    """By default a step trains every parameter of its subnet."""
+
+    def list_frozen(self, net: Elastic, row: int) -> frozenset[str]:
+        """Return the parameters that the steps of a row leave as they are; they train no subnet."""
+
+
+@runtime_checkable
 class CountsFilters(Protocol):
     """By default the engine selects the subnet of every step to find its cost."""
 

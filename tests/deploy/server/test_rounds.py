@@ -98,7 +98,7 @@ def make_resnet_devices(experiment, folder):
 def test_devices_follow_the_stages_of_the_simulation(tmp_path, late, adapts):
     method = {
         "type": "progressive",
-        "stages": [{"until": 0.5, "side": 9}, {"width": 0.6, "side": 20}],
+        "stages": [{"until": 0.5, "side": 9, "frozen": 1}, {"width": 0.6, "side": 20}],
         "local": {"batch": 16, "epochs": 4},
         "adapts": adapts,
     }
