@@ -8,9 +8,11 @@ import torch
 from tests.nn.zoo import ZOO
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 from pliant.nn.elastic import Elastic, elastic
-from pliant.nn.models import digits_cnn_bn
+from pliant.nn.frozen_cost import count_unfrozen_macs, group_params
+from pliant.nn.models import cifar_cnn, digits_cnn_bn, resnet20
 from pliant.nn.optimisers import Adam, Optimiser, Sgd
 from pliant.nn.trainer import SubnetTrainer
 from pliant.params import Params, clone, get_params
@@ -260,3 +262,17 @@ def test_a_subnet_of_another_network_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Expected a subnet of this network \(4 sites .*another"):
         trainer.switch(other.full)
     trainer.step(x, mean_square)  # the previous subnet still works
+
+
+@pytest.mark.parametrize(("make", "layers"), [(cifar_cnn, 1), (cifar_cnn, 3), (resnet20, 8)])
+def test_frozen_layers_are_not_differentiated(make: Callable[[], nn.Module], layers: int) -> None:
+    net, x = elastic(make(), torch.zeros(1, 3, 32, 32)), torch.rand(16, 3, 32, 32)
+    trainer = SubnetTrainer(net, get_params(net.module), Sgd(lr=0.1))
+    full = net.macs(net.full, training=True)
+    frozen = frozenset[str]().union(*group_params(net)[:layers])
+    for names, macs in ((frozen, count_unfrozen_macs(net, frozen)), (frozenset[str](), full)):
+        trainer.freeze(names)
+        with FlopCounterMode(display=False) as counter:
+            trainer.step(x, lambda output: output.square().sum())
+        assert counter.get_total_flops() == 2 * len(x) * macs
+    assert count_unfrozen_macs(net, frozen) < 0.9 * full

@@ -62,10 +62,16 @@ class _ChangeWeights(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.factors = factors
         ctx.set_materialize_grads(False)  # a layer that does not reach the loss has no gradient
-        return tuple(
+        changed = tuple(
             _scale(weight, factor).contiguous(memory_format=memory_format)
             for weight, factor, memory_format in zip(weights, factors, formats, strict=True)
         )
+        needed = ctx.needs_input_grad[2:]  # else autograd would reach frozen layers too
+        frozen = (
+            weight for weight, is_needed in zip(changed, needed, strict=True) if not is_needed
+        )
+        ctx.mark_non_differentiable(*frozen)
+        return changed
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
