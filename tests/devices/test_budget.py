@@ -82,7 +82,15 @@ def test_a_fixed_choice_is_repeated_per_device():
     assert policy.choose(other).macs.tolist() == [40.0]
 
 
-@pytest.mark.parametrize("shares", [(), (0.0, 1.0), (0.5, 0.25), (float("nan"),)])
-def test_shares_that_do_not_rise_are_rejected(shares):
-    with pytest.raises(ValueError, match="rising shares above 0"):
+@pytest.mark.parametrize("shares", [(), (0.0, 1.0), (float("nan"),)])
+def test_shares_that_are_not_above_zero_are_rejected(shares):
+    with pytest.raises(ValueError, match="Expected shares above 0"):
         CostRows(shares)
+
+
+@pytest.mark.parametrize("make_policy", [PerBatch, PerRound])
+def test_shares_that_do_not_rise_are_rejected_where_devices_choose(make_policy):
+    rows = CostRows((0.5, 0.25))
+    with pytest.raises(ValueError, match="rising shares"):
+        make_policy(rows)
+    assert PerBatch(rows, budget="unlimited").rows is rows

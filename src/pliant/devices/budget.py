@@ -97,9 +97,10 @@ def compute_budget(status: DeviceStatus, kind: AnyBudget) -> FloatArray:
 
 @dataclass(frozen=True)
 class CostRows:
-    """A table of possible mini-batch costs, as rising shares of the full network's cost.
+    """A table of possible mini-batch costs, as shares of the full network's cost.
 
-    Rows fit by their `times`, as shares of the full network's time, or else by their costs.
+    They rise wherever devices choose between rows by their cost. Rows fit by their `times`, as
+    shares of the full network's time, or else by their costs.
 
     >>> import numpy as np
     >>> from pliant.devices import CostRows
@@ -112,11 +113,15 @@ class CostRows:
     times: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        steps = np.diff((0.0, *self.shares))
-        if not self.shares or not self.shares[0] > 0 or not (steps >= 0).all():
-            raise ValueError(f"Expected rising shares above 0, got {self.shares}")
+        if not self.shares or not min(self.shares) > 0:
+            raise ValueError(f"Expected shares above 0, got {self.shares}")
         if self.times and len(self.times) != len(self.shares):
             raise ValueError(f"Expected {len(self.shares)} times, got {len(self.times)}")
+
+    def check_rising(self) -> None:
+        """Raise if a row costs less than the one before."""
+        if (np.diff(self.shares) < 0).any():
+            raise ValueError(f"Expected rising shares, got {self.shares}")
 
     @cached_property
     def share_array(self) -> FloatArray:
@@ -174,6 +179,10 @@ class PerBatch:
     last_row: int | None = None
     is_per_round: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        if self.budget != "unlimited":
+            self.rows.check_rising()
+
     def choose(self, status: DeviceStatus) -> RowChoice:
         choice = self.rows.choose(status, compute_budget(status, self.budget))
         if self.last_row is None:
@@ -197,6 +206,9 @@ class PerRound:
     rows: CostRows
     margin: float = 1.0
     is_per_round: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.rows.check_rising()
 
     def choose(self, status: DeviceStatus) -> RowChoice:
         if status.link_seconds_of is None:
