@@ -146,11 +146,11 @@ def _curve_path(context: WorkerContext, folder: Path) -> Path:
 
 
 def _list_rows(context: WorkerContext) -> list[tuple[float, int]]:
-    """Return the shares and numbers of a few of the method's rows, from the first to the last."""
+    """Return the shares and numbers of a few of the method's rows, from cheap to costly ones."""
     policy = context.budget_policy
     shares = policy.rows.shares if isinstance(policy, PerBatch | PerRound) else (1.0,)
     numbers = np.unique(np.linspace(0, len(shares) - 1, CURVE_POINTS).round().astype(int))
-    return [(shares[number], number) for number in numbers.tolist()]
+    return sorted((shares[number], number) for number in numbers.tolist())
 
 
 def measure_rows(

@@ -181,7 +181,7 @@ class WorkerContext:
         policy = self.budget_policy
         if last_row is None or not isinstance(policy, PerBatch):
             return 1.0
-        return policy.rows.shares[last_row]
+        return max(policy.rows.shares[: last_row + 1])
 
     @property
     def open_passes(self) -> int:

@@ -144,6 +144,22 @@ def test_every_row_of_a_table_with_sides_is_timed(adapts):
     assert curve.shares.tolist() == list(table.shares)
 
 
+def test_devices_freeze_layers_as_the_simulation_does(tmp_path):
+    stages = [{"until": 0.5}, {"frozen": 3}]
+    method = {"type": "progressive", "stages": stages, "local": {"batch": 16, "epochs": 4}}
+    rules = {"late": "partial", "grace": 0.0}
+    experiment = make_experiment(method, fleet=CHANGING, network=RESNET, rules=rules)
+    transport = InProcessTransport(make_resnet_devices(experiment, tmp_path))
+    records = serve_rounds(experiment, transport, tmp_path / "run", pace="simulated")
+    assert {row for task in select_tasks(records) for row in task.rows} == {0, 1}
+    assert records[-1].digest == compute_simulated_digest(experiment)
+    context = make_context(experiment)
+    x, y, ticks = torch.rand(8, 1, 28, 28), torch.zeros(8).long(), count()
+    curve = measure_rows(context, x, y, clock=lambda: next(ticks))
+    assert curve.shares.tolist() == sorted(context.budget_policy.rows.shares)
+    assert curve.shares[0] < curve.shares[1] == context.find_max_share(1) == 1.0
+
+
 def test_devices_augment_images_as_the_simulation_does(tmp_path):
     local = {"batch": 16, "augment": {"type": "crop_flip", "pad": 2}}
     experiment = make_experiment(method={"type": "fedavg", "local": local})
