@@ -111,7 +111,10 @@ class SocketTransport:
         return call_worker(self._sockets[device], message, REPLY_SECONDS)
 
     def _request(self, device: int, request: bytes) -> None:
-        raw = self._call(device, request)
+        try:
+            raw = self._call(device, request)
+        except EOFError:  # stopped before its late reply
+            return
         self._replies.append(RawReply(device, raw))  # the list may have been replaced meanwhile
 
     def _disturb(self, disturbance: Disturbance, start: float) -> None:
