@@ -268,9 +268,7 @@ def check_split_rules(settings: RunSettings, fleet: Fleet, clients: int) -> None
             f'Expected select = "uniform" or "available" for a split method, got {kind}'
         )
     if settings.privacy is not None:
-        raise ValueError(
-            "Expected no `privacy` for a split method: it would need noise on every activation"
-        )
+        raise ValueError("Expected no `privacy` for a split method: it needs noise on activations")
     if settings.step_time is not None:
         raise ValueError("Expected no `step_time` for a split method, whose time follows its MACs")
     if settings.ema_decay:

@@ -7,6 +7,7 @@ from pliant.devices.budget import BoolArray
 from pliant.devices.vector_rng import FloatArray, IntArray
 from pliant.engine.worker_context import WorkerContext
 from pliant.methods.base import TaskKey, TaskKeys
+from pliant.methods.verbs import FreezesLayers
 from pliant.nn.elastic import Elastic
 from pliant.nn.filter_counts import make_count_costs
 from pliant.params import Params, nbytes
@@ -41,9 +42,10 @@ def count_step_macs(
     costs = make_count_costs(net)
     if context.filter_counter is not None and costs is not None:
         counted = costs.macs(context.filter_counter.count_filters(context.net, rows, keys, step))
-        for row in np.unique(rows).tolist():
-            if (frozen := context.count_frozen_macs(row)) is not None:
-                counted[rows == row] = frozen
+        if isinstance(context.method, FreezesLayers):
+            for row in np.unique(rows).tolist():
+                if (frozen := context.count_frozen_macs(row)) is not None:
+                    counted[rows == row] = frozen
         return counted
     tasks = [TaskKey(keys.seed, keys.round, device) for device in keys.devices.tolist()]
     macs = [context.step_macs(*task, step) for task in zip(rows.tolist(), tasks, strict=True)]
